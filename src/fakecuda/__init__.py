@@ -1,0 +1,1 @@
+"""fakecuda: a recording fake CUDA driver that finds races on a machine without a GPU."""

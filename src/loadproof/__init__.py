@@ -1,0 +1,1 @@
+"""loadproof: compare two loaders on one checkpoint and write a receipt."""
