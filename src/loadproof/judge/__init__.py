@@ -1,0 +1,1 @@
+"""What it means: pure functions from samples to a verdict."""

@@ -1,0 +1,1 @@
+"""What will be run, decided before anything runs: the policy, the schedule and the arms."""

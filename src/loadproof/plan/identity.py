@@ -1,0 +1,27 @@
+"""What code a folder holds: one digest over a package's files.
+
+The parent takes it when an arm is installed, and the leg's own process takes it again from the
+folder that it really imported; the two must agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def package_digest(folder: Path) -> str:
+    """Return ``sha256:<hex>`` over the relative names and contents of a package's files.
+
+    Compiled caches are left out: they differ between interpreters and say nothing new.
+    """
+    whole = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if "__pycache__" in path.parts or not path.is_file():
+            continue
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        whole.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return "sha256:" + whole.hexdigest()

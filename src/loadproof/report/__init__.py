@@ -1,0 +1,1 @@
+"""What a person keeps: the receipt, and pages to read it by."""
