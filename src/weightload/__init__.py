@@ -3,3 +3,41 @@
 Importing this package loads neither torch nor transformers nor a CUDA binding;
 each comes in where it is first needed.
 """
+
+from weightload.device.destination import DeviceTensor
+from weightload.device.profile import DeviceProfile, device_profile
+from weightload.errors import (
+    CheckpointError,
+    DeviceError,
+    DeviceMemoryError,
+    DriverError,
+    HeaderError,
+    ReadError,
+    RingError,
+    ShardChangedError,
+    ShardMissingError,
+    UsageError,
+    WeightloadError,
+)
+from weightload.load import Loaded, load
+from weightload.report import LoadReport
+
+__all__ = [
+    "CheckpointError",
+    "DeviceError",
+    "DeviceMemoryError",
+    "DeviceProfile",
+    "DeviceTensor",
+    "DriverError",
+    "HeaderError",
+    "LoadReport",
+    "Loaded",
+    "ReadError",
+    "RingError",
+    "ShardChangedError",
+    "ShardMissingError",
+    "UsageError",
+    "WeightloadError",
+    "device_profile",
+    "load",
+]

@@ -1,0 +1,216 @@
+"""The ring: pinned slots reserved once, and the rule for when one may be written again.
+
+Pinning costs about 0.45 s per GiB, so the ring is small, made by one allocation
+before the weights take their memory (some kernels fail pins under device-memory
+pressure), and never grows. A slot may be written again only when its own event
+says that the copies out of it have run: to settle. A copy, event or wait that
+fails proves nothing about its own slot, because a driver call may return an
+earlier call's error; such a slot is quarantined, neither rewritten nor freed.
+
+Considered and left: one allocation per slot (small pinned allocations are not
+page-aligned, and each costs a driver round trip), and polling with cuEventQuery
+(it burns the cores that the readers need).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightload.cleanup import Cleanup
+from weightload.device.driver import EVENT_DISABLE_TIMING, HOST_ALLOC_PORTABLE
+from weightload.errors import DriverError, RingError
+from weightload.plan import round_up
+
+if TYPE_CHECKING:
+    from weightload.device.driver import Driver
+
+# Below this the copies are too small to reach the link's rate.
+RING_BYTES_FLOOR = 8 << 20
+# How drivers have been seen to refuse a pin: invalid value (kernels 6.11 to 6.13), out
+# of memory (WSL2), operating-system call failed, not supported.
+_PIN_REFUSALS = (1, 2, 304, 801)
+
+
+@dataclass(eq=False)
+class Slot:
+    """One staging buffer.
+
+    Attributes:
+        address: host address of its first byte.
+        bytes_view: the same bytes, writable.
+        event: the slot's own event, recorded after its copies.
+    """
+
+    address: int
+    bytes_view: memoryview
+    event: int
+
+
+class Ring:
+    """All slots. Safe to use from several threads."""
+
+    def __init__(self, driver: Driver, slot_count: int, slot_bytes: int, alignment: int) -> None:
+        """Reserve the ring: one pinned allocation and one event per slot.
+
+        When the pin is refused, half as many slots are tried, down to 8 MiB; then
+        pageable memory is taken and `pinned` is False.
+
+        Raises:
+            DriverError: an event could not be made; nothing is left behind.
+        """
+        self._driver = driver
+        self._changed = threading.Condition()
+        self._closed = False
+        self.slot_bytes = slot_bytes
+        self.refusals: list[str] = []
+        self.quarantined: list[Slot] = []
+        self._in_flight: deque[Slot] = deque()
+        self._busy = 0
+        self._pageable: mmap.mmap | None = None
+        self._free: deque[Slot] = deque()
+        self.slot_count, self.address = self._reserve(slot_count, alignment)
+        self.pinned = self._pageable is None
+        self.pinned_bytes = self.slot_count * slot_bytes + alignment if self.pinned else 0
+        self._slots: list[Slot] = []
+        try:
+            self._make_slots(round_up(self.address, alignment))
+        except BaseException:
+            with suppress(DriverError):
+                self.close()
+            raise
+        self._free = deque(self._slots)
+
+    def _reserve(self, slot_count: int, alignment: int) -> tuple[int, int]:
+        while True:
+            wanted = slot_count * self.slot_bytes + alignment
+            try:
+                address = self._driver.call("cuMemHostAlloc", wanted, HOST_ALLOC_PORTABLE)
+            except DriverError as error:
+                if error.code not in _PIN_REFUSALS:
+                    raise
+                self.refusals.append(f"{wanted} bytes of pinned memory were refused")
+            else:
+                return slot_count, int(address)
+            if slot_count == 1 or wanted // 2 < RING_BYTES_FLOOR:
+                break
+            slot_count = max(1, slot_count // 2)
+        self._pageable = mmap.mmap(-1, wanted)
+        return slot_count, ctypes.addressof(ctypes.c_char.from_buffer(self._pageable))
+
+    def _make_slots(self, first: int) -> None:
+        for number in range(self.slot_count):
+            address = first + number * self.slot_bytes
+            buffer = (ctypes.c_ubyte * self.slot_bytes).from_address(address)
+            event = int(self._driver.call("cuEventCreate", EVENT_DISABLE_TIMING))
+            self._slots.append(Slot(address, memoryview(buffer).cast("B"), event))
+
+    def take(self) -> Slot:
+        """A slot that may be written; settles the oldest one in flight when none is free.
+
+        Raises:
+            RingError: every slot is quarantined.
+            DriverError: the wait failed; its slot is quarantined.
+        """
+        with self._changed:
+            while not self._free and not self._in_flight:
+                if not self._busy:
+                    raise RingError(
+                        "every slot of the ring is quarantined; the load cannot go on."
+                    )
+                self._changed.wait()
+            self._busy += 1
+            if self._free:
+                return self._free.popleft()
+            slot = self._in_flight.popleft()
+        self._settle(slot)
+        return slot
+
+    def _settle(self, slot: Slot) -> None:
+        try:
+            self._driver.call("cuEventSynchronize", slot.event)
+        except DriverError:
+            self.quarantine(slot)
+            raise
+
+    def submit(self, slot: Slot, stream: int) -> None:
+        """Mark a slot's copies as queued on `stream`.
+
+        Raises:
+            DriverError: the event could not be recorded; the slot is quarantined.
+        """
+        try:
+            self._driver.call("cuEventRecord", slot.event, stream)
+        except DriverError:
+            self.quarantine(slot)
+            raise
+        with self._changed:
+            self._busy -= 1
+            self._in_flight.append(slot)
+            self._changed.notify()
+
+    def give_back(self, slot: Slot) -> None:
+        """Return a slot from which nothing was copied."""
+        with self._changed:
+            self._busy -= 1
+            self._free.append(slot)
+            self._changed.notify()
+
+    def quarantine(self, slot: Slot) -> None:
+        """Set a slot aside for good: something about its copies failed."""
+        with self._changed:
+            self._busy -= 1
+            self.quarantined.append(slot)
+            self._changed.notify_all()
+
+    def settle_all(self) -> None:
+        """Wait for every slot in flight.
+
+        Raises:
+            DriverError: the first wait that failed; the others were still waited for.
+        """
+        first: DriverError | None = None
+        while self._in_flight:
+            with self._changed:
+                slot = self._in_flight.popleft()
+                self._busy += 1
+            try:
+                self._settle(slot)
+            except DriverError as error:
+                first = first or error
+            else:
+                self.give_back(slot)
+        if first:
+            raise first
+
+    def close(self) -> None:
+        """Destroy the events and free the memory; a second call does nothing.
+
+        With a slot in quarantine the memory stays reserved on purpose, since the device
+        may still read it.
+
+        Raises:
+            DriverError: the first failure; the rest was still tried, and is noted on it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with Cleanup() as closing:
+            # Undone in reverse: settle what is in flight, destroy the events, free the memory.
+            closing.undo(self._free_memory)
+            for slot in self._slots:
+                closing.undo(self._destroy_event, slot)
+            closing.undo(self.settle_all)
+
+    def _destroy_event(self, slot: Slot) -> None:
+        if slot not in self.quarantined:
+            self._driver.call("cuEventDestroy", slot.event)
+
+    def _free_memory(self) -> None:
+        if self.pinned and not self.quarantined:
+            self._driver.call("cuMemFreeHost", self.address)

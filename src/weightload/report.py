@@ -1,0 +1,77 @@
+"""What happened, in numbers: the load report."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightload.routes import RouteDecision
+
+
+@dataclass
+class LoadReport:
+    """One load, counted.
+
+    Attributes:
+        device: the driver's name for the device.
+        integrated: whether CPU and GPU share one memory pool.
+        shards: files read.
+        strays: safetensors files in the folder that the checkpoint does not use.
+        tensors: tensors delivered.
+        wanted_bytes: bytes of those tensors.
+        route_bytes: wanted bytes that came by each route.
+        decisions: each shard's route and the reason.
+        fallbacks: what was asked for and could not be had, in words.
+        reads: read calls made for the data.
+        read_bytes: bytes asked of the operating system, alignment padding included.
+        copies: host-to-device copies queued.
+        threads: reader threads.
+        slot_count: slots in the ring.
+        slot_bytes: capacity of one slot.
+        pinned: whether the ring is pinned; a load without is slow and not comparable.
+        pinned_bytes: pinned memory reserved.
+        device_bytes: device memory taken for the slabs.
+        slabs: device allocations.
+        quarantined_slots: slots set aside because something about their copies failed.
+        phases_s: wall time of each phase; phases may overlap, `total` is the whole call.
+    """
+
+    device: str = ""
+    integrated: bool = False
+    shards: int = 0
+    strays: tuple[str, ...] = ()
+    tensors: int = 0
+    wanted_bytes: int = 0
+    route_bytes: dict[str, int] = field(default_factory=dict)
+    decisions: list[RouteDecision] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    reads: int = 0
+    read_bytes: int = 0
+    copies: int = 0
+    threads: int = 0
+    slot_count: int = 0
+    slot_bytes: int = 0
+    pinned: bool = False
+    pinned_bytes: int = 0
+    device_bytes: int = 0
+    slabs: int = 0
+    quarantined_slots: int = 0
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the body under `name`."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - begun
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as data that JSON can hold."""
+        return asdict(self)
