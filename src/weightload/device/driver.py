@@ -76,7 +76,7 @@ class Driver:
         except RuntimeError as error:
             # The binding says so by exception when libcuda cannot be found.
             raise DeviceError(
-                f"no NVIDIA driver answers ({error}); install one, or use the fake device."
+                "no NVIDIA driver is installed here; install one, or use the fake device."
             ) from error
         if int(result):
             raise DriverError(name, int(result), self._name_of(result))

@@ -1,0 +1,36 @@
+"""The hardware gate of the whole suite: asked for on the wrong machine, it is an error."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+from hypothesis import settings
+
+from loadproof.gate import DeviceClass, GateError, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# CI explores the same examples on every run; a developer's machine explores new ones.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def _classes_of(session: pytest.Session) -> Iterator[DeviceClass]:
+    for device_class in get_args(DeviceClass):
+        if any(item.get_closest_marker(device_class) for item in session.items):
+            yield device_class
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Check the machine once for every class that the selected tests need."""
+    if session.config.option.collectonly:
+        return
+    for device_class in _classes_of(session):
+        try:
+            require(device_class)
+        except GateError as error:
+            raise pytest.UsageError(str(error)) from error
