@@ -185,7 +185,7 @@ def _self_checks(policy: Policy, blocks: int, contrasts: Mapping[str, Contrast])
     if not _is_slower(delayed, again, margin):
         sentence = (
             f"A planted delay of {policy.planted_delay_fraction:.0%} was not told from the same "
-            f"code again (seen: {percent(delayed.low)} to {percent(delayed.high)}): too noisy."
+            f"code again (seen: {time_range(delayed)} of load time): too noisy."
         )
         reasons.append(Reason("delay-missed", sentence))
     return reasons

@@ -1,0 +1,181 @@
+"""The whole answer: weights, controls and time together, and the exit status they mean.
+
+Wrong bytes and a missed control outrank every time.  After them comes whether the requirement
+is proven or refuted; everything else is inconclusive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from loadproof.judge.coverage import Coverage, cover
+from loadproof.judge.verdict import (
+    Reason,
+    Requirement,
+    TimeSample,
+    Verdict,
+    judge_requirement,
+    judge_time,
+)
+from loadproof.measure.controls import DEVICE_BIT
+from loadproof.measure.messages import Failure, Result
+from loadproof.plan.schedule import CANDIDATE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loadproof.measure.trial import Leg, Trial, TrialPlan
+
+WeightsWord = Literal["equal", "differ", "unknown"]
+FinalAnswer = Literal["proven", "refuted", "inconclusive", "failed"]
+
+# What the command line ends with.
+EXIT_STATUS: dict[FinalAnswer, int] = {"proven": 0, "refuted": 1, "inconclusive": 3, "failed": 4}
+
+_NAMES_SHOWN_MAX = 3
+
+
+class Conclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a trial comes to.
+
+    Attributes:
+        answer: Whether the requirement is proven; ``failed`` for weights or a control.
+        requirement: What was required.
+        weights: Whether both arms delivered the files' bytes.
+        verdict: What can be said about time.
+        coverage: Bytes by route.
+        reasons: Why, the most important first.
+    """
+
+    answer: FinalAnswer
+    requirement: Requirement
+    weights: WeightsWord
+    verdict: Verdict
+    coverage: Coverage
+    reasons: tuple[Reason, ...]
+
+
+def conclude(
+    plan: TrialPlan, trial: Trial, requirement: Requirement, changed_routes: Sequence[str] = ()
+) -> Conclusion:
+    """Judge a trial against a requirement."""
+    coverage = cover(trial.legs, CANDIDATE, changed_routes)
+    verdict = judge_time(
+        plan.policy,
+        plan.blocks,
+        list(_samples(trial.legs)),
+        controls_seen=frozenset(each.name for each in trial.controls if each.found),
+        controls_required=frozenset({DEVICE_BIT} if plan.truth.nbytes() else ()),
+        doubts=[*_doubts(plan, trial), *_coverage_doubts(plan, coverage)],
+    )
+    failures = [*_weight_failures(trial), *_control_failures(trial)]
+    answer: FinalAnswer = "failed"
+    if not failures:
+        answer = judge_requirement(requirement, verdict, plan.policy)
+        complete = len(trial.weights) == 2 * plan.policy.hash_legs
+        if answer == "proven" and not complete:
+            answer = "inconclusive"
+    return Conclusion(
+        answer=answer,
+        requirement=requirement,
+        weights=_weights_word(plan, trial),
+        verdict=verdict,
+        coverage=coverage,
+        reasons=(*failures, *verdict.reasons),
+    )
+
+
+def _samples(legs: Sequence[Leg]) -> Iterator[TimeSample]:
+    for leg in legs:
+        timed = leg.purpose == "time" and leg.block is not None and leg.half is not None
+        if timed and isinstance(leg.outcome, Result):
+            yield TimeSample(leg.block or 0, leg.half or 0, leg.arm, leg.outcome.elapsed_s)
+
+
+def _weights_word(plan: TrialPlan, trial: Trial) -> WeightsWord:
+    if any(each.differences for each in trial.weights):
+        return "differ"
+    return "equal" if len(trial.weights) == 2 * plan.policy.hash_legs else "unknown"
+
+
+def _weight_failures(trial: Trial) -> Iterator[Reason]:
+    """Name every arm whose device bytes are wrong, or whose load raced to get them right."""
+    told = set()
+    for each in trial.weights:
+        if each.differences and (each.arm, "weights-differ") not in told:
+            told.add((each.arm, "weights-differ"))
+            names = [repr(difference.tensor) for difference in each.differences]
+            more = len(names) - _NAMES_SHOWN_MAX
+            shown = ", ".join(names[:_NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+            yield Reason(
+                "weights-differ",
+                f"Arm {each.arm} put other bytes on the device than the files hold, in "
+                f"{len(names)} tensors: {shown}.",
+            )
+        if each.hazards and (each.arm, "hazard") not in told:
+            told.add((each.arm, "hazard"))
+            yield Reason("hazard", f"Arm {each.arm}: {_first(each.hazards)}")
+
+
+def _control_failures(trial: Trial) -> Iterator[Reason]:
+    for each in trial.controls:
+        if not each.found:
+            blamed = ", ".join(map(repr, each.blamed)) or "nothing"
+            yield Reason(
+                "control-missed",
+                f"Control {each.name!r} was planted in tensor {each.tensor!r}, and the hash leg "
+                f"blamed {blamed}.",
+            )
+
+
+def _doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
+    """Find what was seen while measuring that forbids a verdict on time."""
+    for leg in trial.legs:
+        if isinstance(leg.outcome, Failure):
+            yield Reason(
+                leg.outcome.code, f"A {leg.purpose} leg of {leg.arm}: {leg.outcome.sentence}"
+            )
+    results = [
+        (leg.arm, leg.outcome)
+        for leg in trial.legs
+        if leg.purpose == "time" and isinstance(leg.outcome, Result)
+    ]
+    if any(result.device_to_host_copies for _, result in results):
+        yield Reason("timed-read-back", "A timing leg copied from the device to the host.")
+    hazards = next(((arm, result.hazards) for arm, result in results if result.hazards), None)
+    if hazards:
+        yield Reason("hazard", f"A timing leg of {hazards[0]}: {_first(hazards[1])}")
+    if any(result.nbytes != plan.truth.nbytes() for _, result in results):
+        yield Reason("bytes-missing", "A timing leg delivered fewer or more bytes than the files.")
+    if len({result.harness for _, result in results}) > 1:
+        yield Reason("harness-changed", "The harness itself changed while the trial ran.")
+    if len({(result.device.name, result.device.driver_version) for _, result in results}) > 1:
+        yield Reason("device-changed", "The device or its driver changed while the trial ran.")
+    states = {leg.cache.state for leg in trial.legs if leg.purpose == "time"}
+    if len(states) > 1:
+        listed = ", ".join(sorted(states))
+        yield Reason("cache-differs", f"Legs started from different page-cache states: {listed}.")
+
+
+def _coverage_doubts(plan: TrialPlan, coverage: Coverage) -> Iterator[Reason]:
+    if not coverage.changed_routes or not plan.blocks:
+        return
+    named = ", ".join(coverage.changed_routes)
+    if coverage.fraction is None:
+        yield Reason(
+            "coverage-unknown", f"The loader does not say how many bytes went by {named}."
+        )
+    elif coverage.fraction < plan.policy.coverage_min:
+        yield Reason(
+            "coverage-low",
+            f"Only {coverage.fraction:.0%} of the bytes went by {named}: the trial measures a "
+            "path that the change does not touch.",
+        )
+
+
+def _first(hazards: Sequence[str]) -> str:
+    """Return the first line of the first hazard, and how many more there are."""
+    more = f" (and {len(hazards) - 1} more hazards)" if hazards[1:] else ""
+    return hazards[0].splitlines()[0].rstrip(".") + more + "."

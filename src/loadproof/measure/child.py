@@ -1,0 +1,177 @@
+"""The one process of a leg: import the arm's loader, load once, say what was seen.
+
+Everything that measures comes from the running harness; only the loader comes from the arm's
+folder.  ``loadproof`` and ``fakecuda`` are therefore imported before that folder is put on the
+path, and the package that the loader really came from is proven by its place and its digest.
+
+This module stays light: it imports no torch, no typer, no rich, so that a leg on the fake
+device starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import fakecuda  # noqa: F401 -- the harness's own, before the arm's folder is on the path
+import loadproof
+from loadproof.errors import LoadproofError
+from loadproof.measure.device import Device
+from loadproof.measure.memory import high_water_bytes, storage_read_bytes
+from loadproof.measure.messages import Failure, Message, Request, Result, Stage
+from loadproof.plan.identity import package_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _WrongCodeError(LoadproofError):
+    """The loader that was imported is not the arm's."""
+
+
+class _Channel:
+    """The harness's end of standard output; whatever the loader prints goes to stderr."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+
+    def send(self, message: Message) -> None:
+        self._file.write(msgspec.json.encode(message) + b"\n")
+
+
+class _Steps:
+    """The steps of a leg, announced as they begin and timed."""
+
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+        self.phases_s: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        self._channel.send(Stage(name))
+        begun = time.perf_counter()
+        yield
+        self.phases_s[name] = time.perf_counter() - begun
+
+
+def main() -> None:
+    """Do one leg, as asked on standard input."""
+    channel = _Channel()
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    _end_with(request.parent)
+    try:
+        answer: Message = _leg(request, _Steps(channel))
+    except _WrongCodeError as error:
+        answer = Failure("wrong-code", str(error))
+    except LoadproofError as error:
+        answer = Failure("device", str(error))
+    except Exception as error:  # noqa: BLE001 -- the loader's, whatever it is: told, not raised
+        traceback.print_exc()
+        answer = Failure("loader-raised", f"{type(error).__name__}: {error}")
+    channel.send(answer)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process when the harness dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It was gone before the line above.
+        os._exit(1)
+
+
+def _leg(request: Request, steps: _Steps) -> Result:
+    with steps.step("import"):
+        loader, digest = _import_loader(request)
+    with steps.step("device"):
+        device = Device(request.device)
+        facts = device.facts()
+    before = storage_read_bytes()
+    with steps.step("load"):
+        loaded, elapsed_s = _timed_load(loader, request, device)
+    after = storage_read_bytes()
+    copies = device.device_to_host_copies()
+    manifest = None
+    if request.plant is not None:
+        with steps.step("plant"):
+            device.flip_bit(loaded, request.plant)
+    if request.kind == "hash":
+        with steps.step("read-back"):
+            manifest = device.manifest(loaded)
+    report = getattr(loaded, "report", None)
+    sizes = [int(tensor.nbytes) for tensor in loaded.values()]
+    with steps.step("close"):
+        close = getattr(loaded, "close", None)
+        if close is not None:
+            close()
+        device.close()
+    return Result(
+        elapsed_s=elapsed_s,
+        phases_s=steps.phases_s,
+        tensors=len(sizes),
+        nbytes=sum(sizes),
+        digest=digest,
+        harness=package_digest(Path(loadproof.__file__).parent),
+        device=facts,
+        report=None if report is None else report.to_dict(),
+        device_to_host_copies=copies,
+        read_bytes=None if before is None or after is None else after - before,
+        vm_hwm_bytes=high_water_bytes(),
+        hazards=device.hazards(),
+        manifest=manifest,
+    )
+
+
+def _import_loader(request: Request) -> tuple[Callable[..., Any], str]:
+    """Import the entry point from the arm's folder, and prove that it came from there.
+
+    Raises:
+        _WrongCodeError: It came from elsewhere, or its package is not the one installed.
+    """
+    sys.path.insert(0, request.site)
+    importlib.invalidate_caches()
+    module_name, _, function_name = request.entry.partition(":")
+    module = importlib.import_module(module_name)
+    package = Path(request.site, module_name.partition(".")[0])
+    file = Path(module.__file__ or "/").resolve()
+    if not file.is_relative_to(package.resolve()):
+        raise _WrongCodeError(
+            f"{module_name} was imported from outside the arm's folder, so another loader than "
+            "the arm's would have been measured."
+        )
+    digest = package_digest(package)
+    if digest != request.digest:
+        raise _WrongCodeError(
+            f"The arm's package {package.name!r} changed after it was installed."
+        )
+    return getattr(module, function_name), digest
+
+
+def _timed_load(loader: Callable[..., Any], request: Request, device: Device) -> tuple[Any, float]:
+    """Load once; the clock stops when the device has everything, not when the call returns."""
+    begun = time.perf_counter()
+    loaded = loader(
+        request.checkpoint,
+        device=device.loader_device,
+        driver=device.loader_driver,
+        **request.options,
+    )
+    device.synchronize()
+    if request.delay_fraction:
+        time.sleep(request.delay_fraction * (time.perf_counter() - begun))
+    return loaded, time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()

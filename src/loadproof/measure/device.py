@@ -1,0 +1,214 @@
+"""The harness's own hold on the device: opened before a load, looked into after it.
+
+The same few driver calls serve the fake and a GPU, since both have the shape of
+``cuda.bindings.driver``.  The context is made here, before the clock starts, because whichever
+arm came first would otherwise pay for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from loadproof.errors import DeviceError
+from loadproof.measure.digest import Manifest, TensorDigest, digest_chunks
+from loadproof.measure.messages import DeviceFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from loadproof.measure.messages import Plant
+
+_READ_BACK_BYTES = 8 << 20
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+
+# torch's dtypes by the names that safetensors gives them.
+_DTYPE_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "bool": "BOOL",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+
+
+class Device:
+    """One device, opened: the fake by name, or a GPU by ordinal.
+
+    Attributes:
+        loader_device: What the loader is told as ``device``.
+        loader_driver: What the loader is told as ``driver``: the fake, or None on a GPU.
+    """
+
+    def __init__(self, spoken: str) -> None:
+        """Open ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
+
+        Raises:
+            DeviceError: It is none of these, or there is no such device here.
+        """
+        kind, _, detail = spoken.partition(":")
+        self._fake: Any = None
+        if kind == "fake":
+            self._cu = self._fake = _open_fake(detail or "h200")
+            ordinal = 0
+        elif kind == "cuda" and detail.isdigit():
+            ordinal = int(detail)
+            self._cu = _open_binding(ordinal)
+        else:
+            raise DeviceError(
+                f"{spoken!r} is no device; say fake, fake:<profile> or cuda:<ordinal>."
+            )
+        self.loader_device = f"cuda:{ordinal}"
+        self.loader_driver = self._fake
+        self._call("cuInit", 0)
+        self._handle = self._call("cuDeviceGet", ordinal)
+        context = self._call("cuDevicePrimaryCtxRetain", self._handle)
+        self._call("cuCtxSetCurrent", context)
+
+    def close(self) -> None:
+        """Let the device go; the fake looks for leaks now, and keeps what it finds."""
+        self._call("cuDevicePrimaryCtxRelease", self._handle)
+        if self._fake is not None:
+            self._fake.close(check=False)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything that was asked of it."""
+        self._call("cuCtxSynchronize")
+
+    def facts(self) -> DeviceFacts:
+        """Ask the device what it is."""
+        name: bytes = self._call("cuDeviceGetName", 128, self._handle)
+        return DeviceFacts(
+            name=name.split(b"\0")[0].decode(),
+            fake=self._fake is not None,
+            capability=(
+                self._attribute("COMPUTE_CAPABILITY_MAJOR"),
+                self._attribute("COMPUTE_CAPABILITY_MINOR"),
+            ),
+            integrated=bool(self._attribute("INTEGRATED")),
+            host_page_tables=bool(self._attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
+            driver_version=int(self._call("cuDriverGetVersion")),
+        )
+
+    def flip_bit(self, tensors: Mapping[str, Any], plant: Plant) -> None:
+        """Flip one bit of one tensor where it lies, through pinned memory.
+
+        Raises:
+            DeviceError: The loader handed out no such tensor, or a copy failed.
+        """
+        tensor = tensors.get(plant.tensor)
+        if tensor is None or plant.byte >= int(tensor.nbytes):
+            raise DeviceError(f"The loader handed out no byte {plant.byte} of {plant.tensor!r}.")
+        address = int(tensor.data_ptr()) + plant.byte
+        pinned = int(self._call("cuMemHostAlloc", 1, _PORTABLE))
+        self._call("cuMemcpyDtoH", pinned, address, 1)
+        cell = ctypes.c_ubyte.from_address(pinned)
+        cell.value ^= 1 << plant.bit
+        self._call("cuMemcpyHtoD", address, pinned, 1)
+        self.synchronize()
+        self._call("cuMemFreeHost", pinned)
+
+    def manifest(self, tensors: Mapping[str, Any]) -> Manifest:
+        """Read every tensor's bytes back from the device and hash them.
+
+        The bytes come through one pinned buffer that is ours.  When a copy fails, the buffer is
+        kept (the device may still write to it) and no digest is given out.
+
+        Raises:
+            DeviceError: A copy failed, or a tensor is not laid out contiguously.
+        """
+        pinned = int(self._call("cuMemHostAlloc", _READ_BACK_BYTES, _PORTABLE))
+        found = tuple(
+            TensorDigest(
+                name=name,
+                dtype=_dtype_name(tensors[name]),
+                shape=tuple(int(n) for n in tensors[name].shape),
+                nbytes=int(tensors[name].nbytes),
+                **digest_chunks(self._read_back(name, tensors[name], pinned)),
+            )
+            for name in sorted(tensors)
+        )
+        self._call("cuMemFreeHost", pinned)
+        return Manifest(found)
+
+    def device_to_host_copies(self) -> int | None:
+        """Return how many copies left the device so far, or None where nobody counts."""
+        if self._fake is None:
+            return None
+        return sum("DtoH" in entry.name for entry in self._fake.journal)
+
+    def hazards(self) -> tuple[str, ...]:
+        """Return what the fake found wrong so far; a GPU finds nothing by itself."""
+        return tuple(str(each) for each in self._fake.hazards) if self._fake else ()
+
+    def _read_back(self, name: str, tensor: Any, pinned: int) -> Iterator[memoryview]:  # noqa: ANN401
+        is_contiguous = getattr(tensor, "is_contiguous", None)
+        if is_contiguous is not None and not is_contiguous():
+            raise DeviceError(f"Tensor {name!r} is not contiguous, so its bytes have no order.")
+        window = memoryview((ctypes.c_ubyte * _READ_BACK_BYTES).from_address(pinned))
+        address, left = int(tensor.data_ptr()), int(tensor.nbytes)
+        while left:
+            count = min(left, _READ_BACK_BYTES)
+            self._call("cuMemcpyDtoH", pinned, address, count)
+            yield window[:count]
+            address += count
+            left -= count
+
+    def _attribute(self, tail: str) -> int:
+        attribute = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{tail}")
+        return int(self._call("cuDeviceGetAttribute", attribute, self._handle))
+
+    def _call(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401 -- the binding has no types
+        result, *values = getattr(self._cu, name)(*arguments)
+        if int(result):
+            raise DeviceError(f"{name} returned {getattr(result, 'name', result)}.")
+        return values[0] if values else None
+
+
+def _dtype_name(tensor: Any) -> str:  # noqa: ANN401 -- torch's tensor or the fake's
+    if isinstance(tensor.dtype, str):
+        return tensor.dtype
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _DTYPE_NAMES.get(name, name)
+
+
+def _open_fake(profile: str) -> Any:  # noqa: ANN401 -- shaped like the binding
+    import fakecuda  # noqa: PLC0415 -- only where it was asked for by name
+
+    try:
+        return fakecuda.FakeCuda(profile=profile)
+    except (LookupError, ValueError, OSError) as error:
+        raise DeviceError(f"The fake device has no profile {profile!r}: {error}.") from error
+
+
+def _open_binding(ordinal: int) -> Any:  # noqa: ANN401 -- the binding publishes no types
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415 -- has no wheel on some machines
+    except ImportError as error:
+        raise DeviceError(
+            "cuda-bindings is not installed here; install it, or use --device fake."
+        ) from error
+    try:
+        (result,) = driver.cuInit(0)
+    except RuntimeError as error:
+        raise DeviceError("There is no CUDA driver on this machine; use --device fake.") from error
+    count = 0 if int(result) else int(driver.cuDeviceGetCount()[1])
+    if ordinal >= count:
+        raise DeviceError(
+            f"There is no device cuda:{ordinal}: the CUDA driver of this machine shows {count}."
+        )
+    return driver

@@ -1,0 +1,109 @@
+"""Which bytes a tensor holds: two digests of each, bound to name, dtype, shape and length.
+
+SHA-256 is the identity.  CRC-32 runs beside it over the same chunks: the two are unrelated
+pieces of code, so a fault in how chunks are fed shows as one agreeing and the other not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from typing_extensions import Buffer
+
+
+class TensorDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tensor's identity.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: The safetensors dtype name, such as ``BF16``.
+        shape: Elements along each axis.
+        nbytes: Length in bytes.
+        sha256: Hex SHA-256 of the raw bytes.
+        crc32: CRC-32 of the same bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    sha256: str
+    crc32: int
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every tensor of a checkpoint or of a device, sorted by name."""
+
+    tensors: tuple[TensorDigest, ...]
+
+    def digest(self) -> str:
+        """Return the hex SHA-256 over all entries: one number for all weights."""
+        return hashlib.sha256(msgspec.json.encode(self.tensors)).hexdigest()
+
+    def nbytes(self) -> int:
+        """Return the length of all tensors together, in bytes."""
+        return sum(each.nbytes for each in self.tensors)
+
+
+class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor that is not what it should be.
+
+    Attributes:
+        tensor: Its name.
+        kind: What is wrong with it.
+    """
+
+    tensor: str
+    kind: Literal["missing", "unexpected", "dtype", "shape", "length", "bytes", "digests-disagree"]
+
+
+class _Digests(TypedDict):
+    sha256: str
+    crc32: int
+
+
+def digest_chunks(chunks: Iterable[Buffer]) -> _Digests:
+    """Run both digests over a tensor's bytes, chunk by chunk."""
+    sha256, crc32 = hashlib.sha256(), 0
+    for chunk in chunks:
+        sha256.update(chunk)
+        crc32 = zlib.crc32(chunk, crc32)
+    return {"sha256": sha256.hexdigest(), "crc32": crc32}
+
+
+def differences(expected: Manifest, found: Manifest) -> tuple[Difference, ...]:
+    """Return every tensor in which two manifests differ, sorted by name."""
+    wanted = {each.name: each for each in expected.tensors}
+    present = {each.name: each for each in found.tensors}
+    pairs: list[tuple[str, Any]] = [
+        (name, _difference(wanted.get(name), present.get(name)))
+        for name in sorted(wanted.keys() | present.keys())
+    ]
+    return tuple(Difference(name, kind) for name, kind in pairs if kind is not None)
+
+
+def _difference(wanted: TensorDigest | None, present: TensorDigest | None) -> str | None:
+    if wanted is None:
+        return "unexpected"
+    if present is None:
+        return "missing"
+    kind = None
+    if wanted.dtype != present.dtype:
+        kind = "dtype"
+    elif wanted.shape != present.shape:
+        kind = "shape"
+    elif wanted.nbytes != present.nbytes:
+        kind = "length"
+    elif (wanted.sha256 == present.sha256) != (wanted.crc32 == present.crc32):
+        kind = "digests-disagree"
+    elif wanted.sha256 != present.sha256:
+        kind = "bytes"
+    return kind

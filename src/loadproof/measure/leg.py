@@ -1,0 +1,127 @@
+"""One leg, seen from the parent: start a fresh process, watch it, and leave nothing running.
+
+The process leads a session of its own, so that Ctrl-C reaches the harness alone and the
+harness ends the whole group, whatever the loader started in it.  If the harness itself is
+killed, the kernel ends the leg (see ``child``).  How a leg ended is always an outcome: a
+result, or a failure with a code; a leg is never dropped and never run again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadproof.measure.memory import MemoryPeaks, MemorySampler
+from loadproof.measure.messages import Failure, Message, Request, Result, Stage
+
+if TYPE_CHECKING:
+    from typing import IO
+
+_decoder = msgspec.json.Decoder(Message)
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How one leg ended.
+
+    Attributes:
+        outcome: What it saw, or why it saw nothing.
+        memory: The peaks that the parent saw meanwhile.
+        said: What the process wrote to its standard error.
+    """
+
+    outcome: Result | Failure
+    memory: MemoryPeaks
+    said: str
+
+
+def run_leg(request: Request, timeout_s: float) -> Ended:
+    """Run one leg to its end.
+
+    Args:
+        request: What to do.
+        timeout_s: After this the leg's processes are killed and it counts as failed.
+    """
+    command = [sys.executable, "-m", "loadproof.measure.child"]
+    with tempfile.TemporaryFile() as said:
+        sampler = MemorySampler()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+        )
+        sampler.start(process.pid)
+        timed_out = threading.Event()
+        watchdog = threading.Timer(timeout_s, _expire, (process.pid, timed_out))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            messages = _converse(process, request)
+        finally:
+            # The group is ended before its leader is waited for: until then the leader's
+            # process id, which names the group, cannot be given to anybody else.
+            _kill_group(process.pid)
+            process.wait()
+            watchdog.cancel()
+            memory = sampler.stop()
+        said.seek(0)
+        text = said.read().decode("utf-8", "replace")
+    outcome = _outcome(messages, process.returncode)
+    if timed_out.is_set():
+        outcome = Failure("leg-timeout", f"It did not end within {timeout_s:g} s and was killed.")
+    return Ended(outcome, memory, text)
+
+
+def _converse(process: subprocess.Popen[bytes], request: Request) -> list[Message | None]:
+    """Send the request and read messages to the end; None stands for a line that is none."""
+    source: IO[bytes] | None = process.stdin
+    answers: IO[bytes] | None = process.stdout
+    if source is None or answers is None:
+        raise AssertionError
+    with suppress(BrokenPipeError), source:
+        source.write(msgspec.json.encode(request))
+    messages: list[Message | None] = []
+    with answers:
+        for line in answers:
+            try:
+                messages.append(_decoder.decode(line))
+            except msgspec.DecodeError:
+                messages.append(None)
+            if isinstance(messages[-1], Result | Failure):
+                break
+    # Let it end by itself, but do not collect it yet: its id has to stay taken.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return messages
+
+
+def _expire(pid: int, timed_out: threading.Event) -> None:
+    timed_out.set()
+    _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _outcome(messages: list[Message | None], status: int) -> Result | Failure:
+    """Reduce what was said to one outcome; a process that said nothing final was killed."""
+    if messages and isinstance(messages[-1], Result | Failure):
+        return messages[-1]
+    stages = [each.name for each in messages if isinstance(each, Stage)]
+    step = stages[-1] if stages else "start"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return Failure("leg-killed", f"Its process was killed by {name} during {step!r}.")
+    return Failure(
+        "leg-mute", f"Its process ended with status {status} during {step!r} and said nothing."
+    )
