@@ -51,7 +51,7 @@ def require(device_class: DeviceClass) -> weightload.DeviceProfile:
 
 
 def main() -> None:
-    """`python -m loadproof.gate gb10|cuda`: print the device, or end with what is there instead."""
+    """`python -m loadproof.gate gb10|cuda`: print the device, or say what is there instead."""
     known = get_args(DeviceClass)
     if len(sys.argv) != 2 or sys.argv[1] not in known:
         sys.exit(f"usage: python -m loadproof.gate {'|'.join(known)}")

@@ -1,0 +1,7 @@
+"""Other people's loaders as arms, each asked for in the way its own documentation shows."""
+
+from __future__ import annotations
+
+from loadproof.loaders.peers import PEERS, Peer
+
+__all__ = ["PEERS", "Peer"]
