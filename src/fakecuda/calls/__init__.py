@@ -1,0 +1,1 @@
+"""The entry points, by subject; each module holds one subject's calls."""

@@ -1,0 +1,176 @@
+"""Start, errors, devices and contexts."""
+
+import threading
+
+from fakecuda.calls.machine import Context, Machine, Refused, entry
+from fakecuda.enums import CUdevice_attribute, CUresult
+from fakecuda.work import Op
+
+_DRIVER_VERSION = 13000
+
+
+class ContextCalls(Machine):
+    """Calls that set the scene."""
+
+    @entry
+    def cuInit(self, flags: int) -> None:
+        if flags:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        self._started = True
+
+    @entry
+    def cuDriverGetVersion(self) -> int:
+        return _DRIVER_VERSION
+
+    @entry
+    def cuGetErrorName(self, error: int) -> bytes:
+        return _known(error).name.encode()
+
+    @entry
+    def cuGetErrorString(self, error: int) -> bytes:
+        words = _known(error).name.removeprefix("CUDA_ERROR_").removeprefix("CUDA_")
+        return words.replace("_", " ").lower().encode()
+
+    @entry
+    def cuDeviceGetCount(self) -> int:
+        return self._device_count
+
+    @entry
+    def cuDeviceGet(self, ordinal: int) -> int:
+        return self._device(ordinal)
+
+    @entry
+    def cuDeviceGetName(self, length: int, device: int) -> bytes:
+        self._device(device)
+        return self.profile.name.encode()[: max(length - 1, 0)]
+
+    @entry
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> int:
+        self._device(device)
+        try:
+            return self.profile.attributes[CUdevice_attribute(attribute)]
+        except (ValueError, KeyError):
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE) from None
+
+    @entry
+    def cuDeviceTotalMem(self, device: int) -> int:
+        self._device(device)
+        return self.profile.total_bytes
+
+    @entry
+    def cuDevicePrimaryCtxRetain(self, device: int) -> int:
+        ordinal = self._device(device)
+        context = next(
+            (known for known in self._contexts.values() if known.device == ordinal), None
+        )
+        if context is None or not context.users:
+            context = Context(self._new_handle(), ordinal)
+            context.legacy = self._new_stream(0, context, 0, blocking=True)
+            context.site = self._site
+            self._contexts[context.handle] = context
+        context.users += 1
+        return context.handle
+
+    @entry
+    def cuDevicePrimaryCtxRelease(self, device: int) -> None:
+        ordinal = self._device(device)
+        for context in self._contexts.values():
+            if context.device == ordinal and context.users:
+                context.users -= 1
+                if not context.users:
+                    self._destroy_context(context)
+                return
+        raise Refused(CUresult.CUDA_ERROR_INVALID_CONTEXT)
+
+    @entry
+    def cuDevicePrimaryCtxGetState(self, device: int) -> tuple[int, int]:
+        ordinal = self._device(device)
+        active = any(c.device == ordinal and c.users for c in self._contexts.values())
+        return 0, int(active)
+
+    @entry
+    def cuCtxGetCurrent(self) -> int:
+        stack = self._current.get(threading.get_ident())
+        return stack[-1].handle if stack else 0
+
+    @entry
+    def cuCtxSetCurrent(self, handle: int) -> None:
+        stack = self._current.setdefault(threading.get_ident(), [])
+        if handle == 0:
+            del stack[-1:]
+            return
+        stack[-1:] = [self._known_context(handle)]
+
+    @entry
+    def cuCtxPushCurrent(self, handle: int) -> None:
+        context = self._known_context(handle)
+        self._current.setdefault(threading.get_ident(), []).append(context)
+
+    @entry
+    def cuCtxPopCurrent(self) -> int:
+        stack = self._current.get(threading.get_ident())
+        if not stack:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_CONTEXT)
+        return stack.pop().handle
+
+    @entry
+    def cuCtxGetDevice(self) -> int:
+        return self._context().device
+
+    @entry
+    def cuCtxSynchronize(self) -> None:
+        context = self._context()
+        ends: list[Op] = [
+            stream.last
+            for stream in self._engine.streams
+            if stream.context is context and stream.last is not None
+        ]
+        for op in ends:
+            self._engine.force(op)
+        for op in ends:
+            self._engine.observe(op)
+
+    def _device(self, ordinal: int) -> int:
+        if not 0 <= ordinal < self._device_count:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_DEVICE)
+        return ordinal
+
+    def _known_context(self, handle: int) -> Context:
+        context = self._contexts.get(handle)
+        if context is None:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_CONTEXT)
+        if not context.users:
+            self._report("USE-AFTER-DESTROY", None, detail="the context was released")
+            raise Refused(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        return context
+
+    def _destroy_context(self, context: Context) -> None:
+        """Everything that still lives in it goes, and each of them is a leak."""
+        self._report_leaks(context)
+        for block in self._memory.live():
+            if block.context is context:
+                self._memory.release(block)
+        self._engine.streams[:] = [s for s in self._engine.streams if s.context is not context]
+        for table in (self._streams, self._events):
+            for handle, thing in tuple(table.items()):
+                if thing.context is context:
+                    thing.destroyed_at = self._site
+                    self._destroyed[handle] = table.pop(handle)
+
+    def _report_leaks(self, context: Context | None) -> None:
+        """Report what was never given back, of one context or of all."""
+        for block in self._memory.live():
+            if not block.excused and (context is None or block.context is context):
+                detail = f"{block.nbytes} bytes of {block.name}"
+                self._report("LEAK-AT-CLOSE", None, block=block, detail=detail)
+        for word, table in (("stream", self._streams), ("event", self._events)):
+            for thing in table.values():
+                if context is None or thing.context is context:
+                    self._report("LEAK-AT-CLOSE", thing.site, detail=f"a {word}")
+
+
+def _known(error: int) -> CUresult:
+    try:
+        return CUresult(error)
+    except ValueError:
+        raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE) from None

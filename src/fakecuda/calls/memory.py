@@ -1,0 +1,152 @@
+"""Device, pinned and registered memory, and facts about addresses."""
+
+from typing import Any
+
+from fakecuda.calls.machine import Machine, Refused, entry
+from fakecuda.enums import CUmemorytype, CUpointer_attribute, CUresult
+from fakecuda.memory import Block
+
+_WRITE_COMBINED = 4
+_HOST_FLAGS = 7
+_REGISTER_READ_ONLY = 8
+_REGISTER_FLAGS = 15
+
+
+class MemoryCalls(Machine):
+    """Calls that get, give back and describe memory."""
+
+    @entry
+    def cuMemGetInfo(self) -> tuple[int, int]:
+        total = self.profile.total_bytes
+        return max(total - self._used_bytes(), 0), total
+
+    @entry
+    def cuMemAlloc(self, nbytes: int) -> int:
+        if nbytes <= 0:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        if nbytes > self.profile.total_bytes - self._used_bytes():
+            raise Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        return self._memory.new_device(nbytes, self._context(), self._site).address
+
+    @entry
+    def cuMemFree(self, address: int) -> None:
+        if address:
+            self._free(address, "device")
+
+    @entry
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> int:
+        if flags & ~_HOST_FLAGS or nbytes < 0:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        if nbytes == 0:
+            return 0
+        if nbytes > self.profile.host_bytes - self._memory.pinned_bytes:
+            raise Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        combined = bool(flags & _WRITE_COMBINED)
+        block = self._memory.new_pinned(
+            nbytes, flags, self._context(), self._site, write_combined=combined
+        )
+        return block.address
+
+    @entry
+    def cuMemFreeHost(self, address: int) -> None:
+        if address:
+            self._free(address, "pinned")
+
+    @entry
+    def cuMemHostRegister(self, address: int, nbytes: int, flags: int) -> None:
+        if flags & ~_REGISTER_FLAGS or nbytes <= 0 or not address:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        if not self.profile.attribute("HOST_REGISTER_SUPPORTED") or (
+            flags & _REGISTER_READ_ONLY
+            and not self.profile.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED")
+        ):
+            raise Refused(CUresult.CUDA_ERROR_NOT_SUPPORTED)
+        if self._memory.overlaps(address, nbytes):
+            raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        self._memory.register(address, nbytes, flags, self._context(), self._site)
+
+    @entry
+    def cuMemHostUnregister(self, address: int) -> None:
+        block = self._memory.find(address)
+        if block is None or block.kind != "registered" or block.address != address:
+            raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+        self._release(block)
+
+    @entry
+    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> int:
+        block = self._host_block(address)
+        if flags:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        return block.device_address + address - block.address
+
+    @entry
+    def cuMemHostGetFlags(self, address: int) -> int:
+        return self._host_block(address).flags
+
+    @entry
+    def cuMemGetAddressRange(self, address: int) -> tuple[int, int]:
+        block = self._memory.find(address)
+        if block is None:
+            raise Refused(CUresult.CUDA_ERROR_NOT_FOUND)
+        return block.device_address, block.nbytes
+
+    @entry
+    def cuPointerGetAttribute(self, attribute: int, address: int) -> Any:
+        block = self._memory.find(address)
+        if block is None:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        on_device = block.kind == "device"
+        facts = {
+            "CONTEXT": block.context.handle,  # type: ignore[attr-defined]
+            "MEMORY_TYPE": CUmemorytype.CU_MEMORYTYPE_DEVICE
+            if on_device
+            else CUmemorytype.CU_MEMORYTYPE_HOST,
+            "DEVICE_POINTER": block.device_address + address - block.address,
+            "HOST_POINTER": None if on_device else address,
+            "BUFFER_ID": 1 + 2 * block.number + on_device,
+            "IS_MANAGED": False,
+            "DEVICE_ORDINAL": block.context.device,  # type: ignore[attr-defined]
+            "RANGE_START_ADDR": block.device_address,
+            "RANGE_SIZE": block.nbytes,
+            "MAPPED": True,
+        }
+        name = CUpointer_attribute(attribute).name.removeprefix("CU_POINTER_ATTRIBUTE_")
+        if facts[name] is None:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        return facts[name]
+
+    def _used_bytes(self) -> int:
+        return self._memory.device_bytes
+
+    def _host_block(self, address: int) -> Block:
+        block = self._memory.find(address)
+        if block is None or block.kind == "device":
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        return block
+
+    def _free(self, address: int, kind: str) -> None:
+        block = self._memory.find(address)
+        if block is None or block.kind != kind or block.address != address:
+            freed = self._memory.find_freed(address)
+            detail = f"{freed.name} was freed already" if freed else "no such allocation"
+            self._report("BAD-FREE", None, block=block or freed, detail=detail)
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        self._release(block)
+
+    def _release(self, block: Block) -> None:
+        pending = self._engine.touching(block)
+        in_doubt = [op for op in pending if op.awaited]
+        if in_doubt:
+            self._report("FREE-WHILE-PENDING", None, in_doubt[0].site, block, detail=block.name)
+        if pending:
+            if not in_doubt or self._choose("free-waits", 2):
+                for op in pending:
+                    self._engine.force(op)
+            for op in pending:
+                self._engine.stop_watching(op)
+        if not self._memory.guards_intact(block):
+            self._report("GUARD-OVERWRITTEN", None, block=block, detail=block.name)
+        if block.kind != "registered" and (block.kind == "pinned" or pending):
+            # Whoever still reads it, host or device, reads the pattern.
+            self._memory.poison(block.base, block.nbytes)
+        self._memory.release(block)

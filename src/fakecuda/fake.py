@@ -1,0 +1,149 @@
+"""FakeCuda: the fake driver as its user sees it."""
+
+from types import TracebackType
+from typing import Self
+
+from fakecuda import enums
+from fakecuda.calls.contexts import ContextCalls
+from fakecuda.calls.copies import CopyCalls
+from fakecuda.calls.memory import MemoryCalls
+from fakecuda.calls.streams import StreamCalls
+from fakecuda.choices import Choices, Late
+from fakecuda.hazards import Hazard, HazardError
+from fakecuda.profile import Profile, load
+from fakecuda.surface import SURFACE
+from fakecuda.work import Stream
+
+
+class FakeCuda(ContextCalls, MemoryCalls, CopyCalls, StreamCalls):
+    """A CUDA driver without a GPU, with the names and tuples of `cuda.bindings.driver`.
+
+    Use it as a context manager; leaving it checks for hazards and leaks.
+
+    Args:
+        profile: `gb10`, `gh200`, `h200`, or a `Profile`.
+        choices: Who decides every "may"; the default is as late as can be.
+        seed: Of the pattern in memory that nobody wrote.
+        devices: How many equal devices there are.
+        stuck_after_s: How long a call may wait on held work before it raises
+            `StuckError`.
+    """
+
+    CUresult = enums.CUresult
+    CUdevice_attribute = enums.CUdevice_attribute
+    CUpointer_attribute = enums.CUpointer_attribute
+    CUmemorytype = enums.CUmemorytype
+    CUstream_flags = enums.CUstream_flags
+    CUevent_flags = enums.CUevent_flags
+    CUevent_record_flags = enums.CUevent_record_flags
+    CUevent_wait_flags = enums.CUevent_wait_flags
+    CUstreamWaitValue_flags = enums.CUstreamWaitValue_flags
+    CUstreamWriteValue_flags = enums.CUstreamWriteValue_flags
+    CUctx_flags = enums.CUctx_flags
+    CU_MEMHOSTALLOC_PORTABLE = 1
+    CU_MEMHOSTALLOC_DEVICEMAP = 2
+    CU_MEMHOSTALLOC_WRITECOMBINED = 4
+    CU_MEMHOSTREGISTER_PORTABLE = 1
+    CU_MEMHOSTREGISTER_DEVICEMAP = 2
+    CU_MEMHOSTREGISTER_IOMEMORY = 4
+    CU_MEMHOSTREGISTER_READ_ONLY = 8
+    CU_STREAM_LEGACY = 1
+    CU_STREAM_PER_THREAD = 2
+
+    def __init__(
+        self,
+        profile: str | Profile = "h200",
+        *,
+        choices: Choices | None = None,
+        seed: str = "0",
+        devices: int = 1,
+        stuck_after_s: float = 30.0,
+    ) -> None:
+        facts = load(profile) if isinstance(profile, str) else profile
+        super().__init__(facts, choices or Late(), seed, stuck_after_s, devices)
+        self._closed = False
+
+    @property
+    def hazards(self) -> tuple[Hazard, ...]:
+        """What was found wrong so far."""
+        return tuple(self._hazards)
+
+    @property
+    def schedule(self) -> str:
+        """The choices so far; `Replay` takes them."""
+        return self._trail.text
+
+    def hold(self, stream: int) -> None:
+        """Keep all work of a stream from running until `release`."""
+        with self._lock:
+            self._held(stream).holds += 1
+
+    def release(self, stream: int) -> None:
+        """Let a held stream go on.
+
+        Raises:
+            ValueError: It is not held.
+        """
+        with self._lock:
+            held = self._held(stream)
+            if not held.holds:
+                raise ValueError("this stream is not held")
+            held.holds -= 1
+            self._lock.notify_all()
+
+    def close(self, *, check: bool = True) -> None:
+        """End the driver: look for leaks and work that nobody awaited.
+
+        Args:
+            check: Raise if there is any hazard; they stay in `hazards` either way.
+
+        Raises:
+            HazardError: The program broke rules of the driver's contract.
+        """
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._local.site, self._local.call = (), self._calls
+                self._last_look()
+        if check and self._hazards:
+            raise HazardError(self._hazards)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # An error on its way out is the first error: hazards do not hide it.
+        self.close(check=error is None)
+
+    def _held(self, handle: int) -> Stream:
+        stream = self._streams.get(handle)
+        if stream is not None:
+            return stream
+        with_legacy = next(iter(self._contexts.values()))
+        return with_legacy.legacy
+
+    def _last_look(self) -> None:
+        self._engine.call += 1
+        for stream in self._engine.streams:
+            for op in stream.outstanding:
+                if op.awaited and op.kind in {"copy", "fill"}:
+                    self._report("NEVER-AWAITED", op.site, detail=f"a {op.kind}")
+                self._engine.stop_watching(op)
+        for block in self._memory.live():
+            if not self._memory.guards_intact(block):
+                self._report("GUARD-OVERWRITTEN", (), block=block, detail=block.name)
+        self._report_leaks(None)
+        for context in self._contexts.values():
+            if context.users:
+                detail = f"a context retained {context.users} times too often"
+                self._report("LEAK-AT-CLOSE", context.site, detail=detail)
+
+
+_missing = [name for name in SURFACE if not hasattr(FakeCuda, name)]
+if _missing:  # pragma: no cover - a fault of this package itself
+    raise TypeError(f"the surface table names calls that the fake lacks: {_missing}")

@@ -1,0 +1,289 @@
+"""Memory: real bytes behind device addresses that the host cannot touch.
+
+Device memory lives in ordinary host memory, but its addresses are numbers that no
+process maps, so a host access faults as it does on a GPU. Pinned memory is real
+and its address is its own. Fresh memory of either kind holds a seeded pattern,
+never zeros: a byte that nobody wrote shows.
+"""
+
+import ctypes
+import mmap
+import random
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from functools import lru_cache
+
+from fakecuda.hazards import Site
+
+# Non-canonical on x86-64, above every user address on aarch64 (bits 56-63 are avoided:
+# aarch64 ignores them).
+DEVICE_BASE = 0x000A_0000_0000_0000
+"""The lowest device address of the fake."""
+
+_DEVICE_GAP = 4096
+_GUARD_BYTES = 64
+_TILE_BYTES = 1 << 16
+_MAP_FROM_BYTES = 1 << 20
+# Freed pinned memory stays mapped up to so many bytes: a late host access meets the
+# pattern instead of the allocator's structures.
+_QUARANTINE_BYTES = 64 << 20
+
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp = _libc.memcmp
+move = ctypes.memmove
+"""Copy `(target, source, nbytes)` between real addresses; the GIL is free meanwhile."""
+
+
+def backing(nbytes: int) -> tuple[object, int]:
+    """Get zeroed memory.
+
+    Returns:
+        The object that keeps it alive, and its real address.
+    """
+    if nbytes >= _MAP_FROM_BYTES:
+        mapping = mmap.mmap(-1, nbytes)
+        # Huge pages make first touch several times cheaper.
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        return mapping, ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    array = bytearray(max(nbytes, 1))
+    return array, ctypes.addressof(ctypes.c_char.from_buffer(array))
+
+
+def same(first: int, second: int, nbytes: int) -> bool:
+    """Whether two real ranges hold the same bytes."""
+    return not _memcmp(first, second, nbytes)
+
+
+def differing(first: int, second: int, nbytes: int) -> tuple[int, int]:
+    """The range `[start, end)` in which two unequal real ranges differ."""
+    left, right = ctypes.string_at(first, nbytes), ctypes.string_at(second, nbytes)
+    unequal = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
+    return unequal[0], unequal[-1] + 1
+
+
+@lru_cache(maxsize=8)
+def _tile(seed: str) -> tuple[bytes, object, int]:
+    data = random.Random(f"poison/{seed}").randbytes(_TILE_BYTES)  # noqa: S311 - a pattern
+    keeper, address = backing(_TILE_BYTES)
+    move(address, data, _TILE_BYTES)
+    return data, keeper, address
+
+
+class Block:
+    """One allocation or registration.
+
+    Attributes:
+        address: What the caller knows it by.
+        base: The real address of its first byte.
+        kind: `device`, `pinned` or `registered`.
+        number: The how-manieth of its kind; names it in reports.
+        written: Sorted disjoint `[start, end)` pairs of device bytes that any work writes.
+        device_writers: How much work, not known to be done, writes into it.
+        excused: True when a failed call left it in doubt: then it is no leak.
+    """
+
+    __slots__ = (
+        "address",
+        "base",
+        "context",
+        "device_address",
+        "device_writers",
+        "excused",
+        "flags",
+        "keeper",
+        "kind",
+        "live",
+        "nbytes",
+        "number",
+        "site",
+        "written",
+    )
+
+    def __init__(self, kind: str, nbytes: int, context: object, site: Site, number: int) -> None:
+        self.kind = kind
+        self.nbytes = nbytes
+        self.context = context
+        self.site = site
+        self.number = number
+        self.flags = 0
+        self.live = True
+        self.excused = False
+        self.device_writers = 0
+        self.written: list[tuple[int, int]] = []
+        self.keeper: object = None
+        self.address = self.base = self.device_address = 0
+
+    @property
+    def name(self) -> str:
+        """A name that is the same in every run."""
+        return f"{self.kind}{self.number}"
+
+    def mark_written(self, start: int, end: int) -> None:
+        """Remember that work writes these bytes."""
+        spans = self.written
+        low = bisect_left(spans, (start, -1))
+        if low and spans[low - 1][1] >= start:
+            low -= 1
+        high = low
+        while high < len(spans) and spans[high][0] <= end:
+            start, end = min(start, spans[high][0]), max(end, spans[high][1])
+            high += 1
+        spans[low:high] = [(start, end)]
+
+    def is_written(self, start: int, end: int) -> bool:
+        """Whether work has been enqueued that writes all these bytes."""
+        at = bisect_right(self.written, (start, 1 << 64)) - 1
+        return start == end or (at >= 0 and self.written[at][1] >= end)
+
+
+class Memory:
+    """All allocations of one fake, by address.
+
+    Args:
+        seed: Of the poison pattern.
+        device_granule: Device addresses are multiples of this many bytes.
+        misalign: Make device addresses miss twice the granule, and pinned ones a page.
+    """
+
+    def __init__(self, seed: str, device_granule: int, *, misalign: bool) -> None:
+        self._data, self._tile_keeper, self._tile_address = _tile(seed)
+        self._granule = device_granule
+        self._misalign = misalign
+        self._next_device = DEVICE_BASE
+        self._recycled: dict[int, list[int]] = {}
+        self._starts: list[int] = []
+        self._blocks: dict[int, Block] = {}
+        self._aliases: dict[int, Block] = {}
+        self._freed: dict[int, Block] = {}
+        self._quarantined: deque[Block] = deque()
+        self._counts: dict[str, int] = {}
+        self.device_bytes = 0
+        self.pinned_bytes = 0
+
+    def live(self) -> list[Block]:
+        """Every live block, in the order of its address."""
+        return [self._blocks[start] for start in self._starts]
+
+    def new_device(self, nbytes: int, context: object, site: Site) -> Block:
+        """Allocate device memory of exactly `nbytes` bytes, filled with the pattern."""
+        block = self._new("device", nbytes, context, site)
+        block.keeper, block.base = backing(nbytes)
+        recycled = self._recycled.get(nbytes)
+        block.address = recycled.pop() if recycled else self._fresh_device_address(nbytes)
+        block.device_address = block.address
+        self.poison(block.base, nbytes)
+        self.device_bytes += nbytes
+        return self._insert(block)
+
+    def new_pinned(
+        self, nbytes: int, flags: int, context: object, site: Site, *, write_combined: bool
+    ) -> Block:
+        """Allocate pinned memory with guard bytes on both sides."""
+        block = self._new("pinned", nbytes, context, site)
+        room = nbytes + 2 * _GUARD_BYTES + 8192
+        block.keeper, start = backing(room)
+        # Real pinned allocations of an H200 lie at 512 modulo 4096, small ones and large.
+        page = (start + _GUARD_BYTES + 4095) & ~4095
+        block.base = block.address = page + 512 if self._misalign else page
+        block.flags = flags
+        self.poison(block.base - _GUARD_BYTES, nbytes + 2 * _GUARD_BYTES)
+        block.device_address = block.address
+        if write_combined:
+            block.device_address = self._fresh_device_address(nbytes)
+            self._aliases[block.device_address] = block
+        self.pinned_bytes += nbytes
+        return self._insert(block)
+
+    def register(self, address: int, nbytes: int, flags: int, context: object, site: Site) -> Block:
+        """Treat the caller's own memory as pinned."""
+        block = self._new("registered", nbytes, context, site)
+        block.base = block.address = block.device_address = address
+        block.flags = flags
+        self.pinned_bytes += nbytes
+        return self._insert(block)
+
+    def overlaps(self, address: int, nbytes: int) -> bool:
+        """Whether any live block shares a byte with this range."""
+        at = bisect_right(self._starts, address) - 1
+        if at >= 0 and address < self._starts[at] + self._blocks[self._starts[at]].nbytes:
+            return True
+        return at + 1 < len(self._starts) and self._starts[at + 1] < address + nbytes
+
+    def find(self, address: int) -> Block | None:
+        """The live block that holds this address."""
+        at = bisect_right(self._starts, address) - 1
+        if at >= 0:
+            block = self._blocks[self._starts[at]]
+            if address < block.address + block.nbytes:
+                return block
+        for alias, block in self._aliases.items():
+            if alias <= address < alias + block.nbytes:
+                return block
+        return None
+
+    def find_freed(self, address: int) -> Block | None:
+        """The block that held this address until it was freed."""
+        for block in reversed(self._freed.values()):
+            if block.address <= address < block.address + max(block.nbytes, 1):
+                return block
+        return None
+
+    def release(self, block: Block) -> None:
+        """Take a block out; its bytes live on while anything refers to them."""
+        block.live = False
+        del self._blocks[block.address]
+        self._starts.remove(block.address)
+        self._freed[block.address] = block
+        if block.kind == "device":
+            block.keeper = None
+            self.device_bytes -= block.nbytes
+            self._recycled.setdefault(block.nbytes, []).append(block.address)
+        else:
+            self.pinned_bytes -= block.nbytes
+            self._aliases.pop(block.device_address, None)
+            self._quarantine(block)
+
+    def guards_intact(self, block: Block) -> bool:
+        """Whether nobody wrote beside a pinned block."""
+        if block.kind != "pinned":
+            return True
+        start, total = block.base - _GUARD_BYTES, block.nbytes + 2 * _GUARD_BYTES
+        for offset in (0, total - _GUARD_BYTES):
+            expected = bytes(
+                self._data[(offset + i) % _TILE_BYTES] for i in range(_GUARD_BYTES)
+            )
+            if ctypes.string_at(start + offset, _GUARD_BYTES) != expected:
+                return False
+        return True
+
+    def poison(self, base: int, nbytes: int) -> None:
+        """Fill a real range with the seeded pattern."""
+        tile = self._tile_address
+        for offset in range(0, nbytes, _TILE_BYTES):
+            move(base + offset, tile, min(_TILE_BYTES, nbytes - offset))
+
+    def _new(self, kind: str, nbytes: int, context: object, site: Site) -> Block:
+        number = self._counts.get(kind, 0)
+        self._counts[kind] = number + 1
+        return Block(kind, nbytes, context, site, number)
+
+    def _quarantine(self, block: Block) -> None:
+        self._quarantined.append(block)
+        while sum(old.nbytes for old in self._quarantined) > _QUARANTINE_BYTES:
+            self._quarantined.popleft().keeper = None
+
+    def _insert(self, block: Block) -> Block:
+        self._freed.pop(block.address, None)
+        insort(self._starts, block.address)
+        self._blocks[block.address] = block
+        return block
+
+    def _fresh_device_address(self, nbytes: int) -> int:
+        address = self._next_device
+        if self._misalign:
+            # At the granule but not at twice the granule.
+            address += self._granule
+        step = 2 * self._granule
+        self._next_device = -(-(address + nbytes + _DEVICE_GAP) // step) * step
+        return address
