@@ -57,10 +57,12 @@ class _Steps:
 
     def __init__(self, channel: _Channel) -> None:
         self._channel = channel
+        self.current = "start"
         self.phases_s: dict[str, float] = {}
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
+        self.current = name
         self._channel.send(Stage(name))
         begun = time.perf_counter()
         yield
@@ -72,12 +74,14 @@ def main() -> None:
     channel = _Channel()
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     _end_with(request.parent)
+    steps = _Steps(channel)
     try:
-        answer: Message = _leg(request, _Steps(channel))
+        answer: Message = _leg(request, steps)
     except _WrongCodeError as error:
         answer = Failure("wrong-code", str(error))
     except LoadproofError as error:
-        answer = Failure("device", str(error))
+        opening = steps.current == "device"
+        answer = Failure("no-device" if opening else "device", str(error))
     except Exception as error:  # noqa: BLE001 -- the loader's, whatever it is: told, not raised
         traceback.print_exc()
         answer = Failure("loader-raised", f"{type(error).__name__}: {error}")

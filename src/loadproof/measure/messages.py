@@ -119,8 +119,8 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=
     """Why a leg has no result.
 
     Attributes:
-        code: A stable word: ``wrong-code``, ``loader-raised``, ``device``, ``leg-killed``,
-            ``leg-timeout`` or ``leg-mute``.
+        code: A stable word: ``no-device``, ``wrong-code``, ``loader-raised``, ``device``,
+            ``leg-killed``, ``leg-timeout`` or ``leg-mute``.
         sentence: The same for people.
     """
 

