@@ -149,7 +149,7 @@ class Device:
         """Return how many copies left the device so far, or None where nobody counts."""
         if self._fake is None:
             return None
-        return sum("DtoH" in entry.name for entry in self._fake.journal)
+        return sum("DtoH" in str(entry[2]) for entry in self._fake.journal.entries)
 
     def hazards(self) -> tuple[str, ...]:
         """Return what the fake found wrong so far; a GPU finds nothing by itself."""
