@@ -176,7 +176,7 @@ def _self_checks(policy: Policy, blocks: int, contrasts: Mapping[str, Contrast])
         )
         reasons.append(Reason("blocks-too-few", sentence))
     excludes_zero = again.low > 0 or again.high < 0
-    if excludes_zero and abs(again.estimate) >= margin / 2:
+    if excludes_zero and abs(again.estimate) >= margin:
         sentence = (
             f"The same code, run as A and as A', differed by {time_change(again.estimate)}: "
             "something else than the candidate moves the time."

@@ -33,9 +33,9 @@ class MemoryPeaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         process_rss_bytes: Resident memory of the leg's process.
-        process_anonymous_bytes: Its anonymous part (on the fake, device memory is in here).
+        process_anonymous_bytes: Its anonymous part.
         process_file_bytes: Its file-backed part.
-        process_shmem_bytes: Its shared part.
+        process_shmem_bytes: Its shared part (on the fake, pinned and device memory are in here).
         system_available_drop_bytes: Largest drop of MemAvailable since just before the leg.
         system_cached_rise_bytes: Largest rise of Cached since then.
         system_shmem_rise_bytes: Largest rise of Shmem since then.

@@ -23,7 +23,7 @@ _MEANING = {
 }
 _MIB = 1 << 20
 TIME_HEADER = ("arm", "what", "median", "load time", "interval", "p of no difference")
-_MEMORY_HEADER = ("arm", "anonymous", "file", "drop of MemAvailable", "pinned", "device")
+_MEMORY_HEADER = ("arm", "anonymous", "shared", "file", "drop of MemAvailable", "pinned", "device")
 
 
 def headline(predicate: Predicate) -> str:
@@ -63,8 +63,8 @@ def _lines(statement: Statement) -> Iterator[str]:
     yield "\n## Memory\n"
     yield from _table(_MEMORY_HEADER, _memory_rows(predicate))
     yield (
-        "\nPeaks over the timing legs, in MiB. On the fake device, device and pinned memory are "
-        "anonymous memory of the process."
+        "\nPeaks over the timing legs, in MiB; pinned and device as the loader counts them. On the "
+        "fake device both are shared memory of the process."
     )
     yield "\n## What ran, and where\n"
     yield from _arms(predicate)
@@ -114,6 +114,7 @@ def _memory_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
         yield (
             arm,
             _mib(leg.memory.process_anonymous_bytes for leg, _ in pairs),
+            _mib(leg.memory.process_shmem_bytes for leg, _ in pairs),
             _mib(leg.memory.process_file_bytes for leg, _ in pairs),
             _mib(leg.memory.system_available_drop_bytes for leg, _ in pairs),
             _mib(report.get("pinned_bytes") for report in reports),

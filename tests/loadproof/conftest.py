@@ -1,0 +1,55 @@
+"""Checkpoints and loaders that are small enough for a leg to take a fraction of a second."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+from fixtures.checkpoints import Tensor, write_checkpoint
+
+from loadproof.measure.messages import Request
+from loadproof.plan.identity import package_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TENSORS = (
+    Tensor("embed", "BF16", (64, 32)),
+    Tensor("bias", "F32", (7,)),
+    Tensor("scale", "F32", ()),
+    Tensor("empty", "F16", (0, 4)),
+    Tensor("head", "I64", (33, 5)),
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with five tensors of random bytes, one of them empty and one a scalar."""
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder, [TENSORS], seed=11)
+    return folder
+
+
+@pytest.fixture
+def stub(tmp_path: Path, checkpoint: Path) -> Callable[..., Request]:
+    """Make a request for a leg whose loader is the given source of ``stubloader``."""
+
+    def make(source: str, **changes: object) -> Request:
+        package = tmp_path / "site" / "stubloader"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(textwrap.dedent(source))
+        values: dict[str, object] = {
+            "kind": "time",
+            "site": str(package.parent),
+            "entry": "stubloader:load",
+            "digest": package_digest(package),
+            "checkpoint": str(checkpoint),
+            "device": "fake",
+            "parent": os.getpid(),
+        }
+        return Request(**(values | changes))  # type: ignore[arg-type] # a test's shorthand
+
+    return make
