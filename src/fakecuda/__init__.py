@@ -1,10 +1,11 @@
 """fakecuda: a recording fake CUDA driver that finds races on a machine without a GPU."""
 
 from fakecuda.choices import Drawn, Late, Replay, Seeded, every_schedule
+from fakecuda.engine import StuckError
 from fakecuda.fake import FakeCuda
 from fakecuda.hazards import HAZARDS, Hazard, HazardError
+from fakecuda.limits import Limits
 from fakecuda.profile import Profile
-from fakecuda.work import StuckError
 
 __all__ = [
     "HAZARDS",
@@ -13,6 +14,7 @@ __all__ = [
     "Hazard",
     "HazardError",
     "Late",
+    "Limits",
     "Profile",
     "Replay",
     "Seeded",

@@ -4,18 +4,18 @@ from types import TracebackType
 from typing import Self
 
 from fakecuda import enums
-from fakecuda.calls.contexts import ContextCalls
 from fakecuda.calls.copies import CopyCalls
 from fakecuda.calls.memory import MemoryCalls
 from fakecuda.calls.streams import StreamCalls
 from fakecuda.choices import Choices, Late
 from fakecuda.hazards import Hazard, HazardError
+from fakecuda.limits import Limits
 from fakecuda.profile import Profile, load
 from fakecuda.surface import SURFACE
 from fakecuda.work import Stream
 
 
-class FakeCuda(ContextCalls, MemoryCalls, CopyCalls, StreamCalls):
+class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
     """A CUDA driver without a GPU, with the names and tuples of `cuda.bindings.driver`.
 
     Use it as a context manager; leaving it checks for hazards and leaks.
@@ -24,6 +24,7 @@ class FakeCuda(ContextCalls, MemoryCalls, CopyCalls, StreamCalls):
         profile: `gb10`, `gh200`, `h200`, or a `Profile`.
         choices: Who decides every "may"; the default is as late as can be.
         seed: Of the pattern in memory that nobody wrote.
+        limits: What memory there is, if less than the profile says.
         devices: How many equal devices there are.
         stuck_after_s: How long a call may wait on held work before it raises
             `StuckError`.
@@ -56,11 +57,15 @@ class FakeCuda(ContextCalls, MemoryCalls, CopyCalls, StreamCalls):
         *,
         choices: Choices | None = None,
         seed: str = "0",
+        limits: Limits | None = None,
         devices: int = 1,
         stuck_after_s: float = 30.0,
     ) -> None:
         facts = load(profile) if isinstance(profile, str) else profile
-        super().__init__(facts, choices or Late(), seed, stuck_after_s, devices)
+        super().__init__(
+            facts, choices or Late(), seed, limits or Limits(), devices, stuck_after_s
+        )
+        self._seed = seed
         self._closed = False
 
     @property
@@ -103,7 +108,6 @@ class FakeCuda(ContextCalls, MemoryCalls, CopyCalls, StreamCalls):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._local.site, self._local.call = (), self._calls
                 self._last_look()
         if check and self._hazards:
             raise HazardError(self._hazards)
@@ -121,27 +125,30 @@ class FakeCuda(ContextCalls, MemoryCalls, CopyCalls, StreamCalls):
         self.close(check=error is None)
 
     def _held(self, handle: int) -> Stream:
-        stream = self._streams.get(handle)
-        if stream is not None:
-            return stream
-        with_legacy = next(iter(self._contexts.values()))
-        return with_legacy.legacy
+        """The stream to hold, from a thread that may have no context of its own."""
+        if handle in self._streams:
+            return self._streams[handle]
+        alive = [context for context in self._contexts.values() if context.users]
+        if not alive:
+            raise ValueError("there is no such stream")
+        return alive[0].legacy
 
     def _last_look(self) -> None:
-        self._engine.call += 1
-        for stream in self._engine.streams:
+        """Find what was left behind."""
+        self._here.site = ()
+        for stream in self._order.streams:
             for op in stream.outstanding:
-                if op.awaited and op.kind in {"copy", "fill"}:
+                if op.must_be_awaited and op.accesses and not self.faults.delivered:
                     self._report("NEVER-AWAITED", op.site, detail=f"a {op.kind}")
-                self._engine.stop_watching(op)
+                self._watch.source_goes(op)
         for block in self._memory.live():
             if not self._memory.guards_intact(block):
-                self._report("GUARD-OVERWRITTEN", (), block=block, detail=block.name)
-        self._report_leaks(None)
+                self._report("GUARD-OVERWRITTEN", (), (), block, detail=block.name)
         for context in self._contexts.values():
             if context.users:
-                detail = f"a context retained {context.users} times too often"
-                self._report("LEAK-AT-CLOSE", context.site, detail=detail)
+                self._report_leaks(context, ())
+                detail = f"a context is still retained, {context.users} times"
+                self._report("LEAK-AT-CLOSE", (), context.site, detail=detail)
 
 
 _missing = [name for name in SURFACE if not hasattr(FakeCuda, name)]

@@ -11,7 +11,9 @@ import mmap
 import random
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from fakecuda.hazards import Site
 
@@ -63,56 +65,44 @@ def differing(first: int, second: int, nbytes: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=8)
-def _tile(seed: str) -> tuple[bytes, object, int]:
+def _pattern(seed: str) -> tuple[object, int]:
+    """The poison pattern in real memory, a guard longer so that it can be compared."""
     data = random.Random(f"poison/{seed}").randbytes(_TILE_BYTES)  # noqa: S311 - a pattern
-    keeper, address = backing(_TILE_BYTES)
-    move(address, data, _TILE_BYTES)
-    return data, keeper, address
+    data += data[:_GUARD_BYTES]
+    keeper, address = backing(len(data))
+    move(address, data, len(data))
+    return keeper, address
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """One allocation or registration.
 
     Attributes:
-        address: What the caller knows it by.
-        base: The real address of its first byte.
         kind: `device`, `pinned` or `registered`.
         number: The how-manieth of its kind; names it in reports.
-        written: Sorted disjoint `[start, end)` pairs of device bytes that any work writes.
+        address: What the caller knows it by.
+        device_address: What the device knows it by; differs for write-combined memory.
+        base: The real address of its first byte.
+        keeper: What keeps its bytes alive.
         device_writers: How much work, not known to be done, writes into it.
         excused: True when a failed call left it in doubt: then it is no leak.
+        written: Sorted disjoint `[start, end)` of the device bytes that work writes.
     """
 
-    __slots__ = (
-        "address",
-        "base",
-        "context",
-        "device_address",
-        "device_writers",
-        "excused",
-        "flags",
-        "keeper",
-        "kind",
-        "live",
-        "nbytes",
-        "number",
-        "site",
-        "written",
-    )
-
-    def __init__(self, kind: str, nbytes: int, context: object, site: Site, number: int) -> None:
-        self.kind = kind
-        self.nbytes = nbytes
-        self.context = context
-        self.site = site
-        self.number = number
-        self.flags = 0
-        self.live = True
-        self.excused = False
-        self.device_writers = 0
-        self.written: list[tuple[int, int]] = []
-        self.keeper: object = None
-        self.address = self.base = self.device_address = 0
+    kind: str
+    number: int
+    nbytes: int
+    context: Any
+    site: Site
+    address: int = 0
+    device_address: int = 0
+    base: int = 0
+    flags: int = 0
+    keeper: object = None
+    device_writers: int = 0
+    excused: bool = False
+    written: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -147,7 +137,7 @@ class Memory:
     """
 
     def __init__(self, seed: str, device_granule: int, *, misalign: bool) -> None:
-        self._data, self._tile_keeper, self._tile_address = _tile(seed)
+        self._pattern_keeper, self._pattern = _pattern(seed)
         self._granule = device_granule
         self._misalign = misalign
         self._next_device = DEVICE_BASE
@@ -165,19 +155,24 @@ class Memory:
         """Every live block, in the order of its address."""
         return [self._blocks[start] for start in self._starts]
 
-    def new_device(self, nbytes: int, context: object, site: Site) -> Block:
+    def can_recycle(self, nbytes: int) -> bool:
+        """Whether a device address of this size has been freed."""
+        return bool(self._recycled.get(nbytes))
+
+    def new_device(self, nbytes: int, context: Any, site: Site, *, recycle: bool) -> Block:
         """Allocate device memory of exactly `nbytes` bytes, filled with the pattern."""
         block = self._new("device", nbytes, context, site)
         block.keeper, block.base = backing(nbytes)
-        recycled = self._recycled.get(nbytes)
-        block.address = recycled.pop() if recycled else self._fresh_device_address(nbytes)
+        block.address = (
+            self._recycled[nbytes].pop() if recycle else self._fresh_device_address(nbytes)
+        )
         block.device_address = block.address
         self.poison(block.base, nbytes)
         self.device_bytes += nbytes
         return self._insert(block)
 
     def new_pinned(
-        self, nbytes: int, flags: int, context: object, site: Site, *, write_combined: bool
+        self, nbytes: int, flags: int, context: Any, site: Site, *, write_combined: bool
     ) -> Block:
         """Allocate pinned memory with guard bytes on both sides."""
         block = self._new("pinned", nbytes, context, site)
@@ -195,7 +190,7 @@ class Memory:
         self.pinned_bytes += nbytes
         return self._insert(block)
 
-    def register(self, address: int, nbytes: int, flags: int, context: object, site: Site) -> Block:
+    def register(self, address: int, nbytes: int, flags: int, context: Any, site: Site) -> Block:
         """Treat the caller's own memory as pinned."""
         block = self._new("registered", nbytes, context, site)
         block.base = block.address = block.device_address = address
@@ -231,7 +226,6 @@ class Memory:
 
     def release(self, block: Block) -> None:
         """Take a block out; its bytes live on while anything refers to them."""
-        block.live = False
         del self._blocks[block.address]
         self._starts.remove(block.address)
         self._freed[block.address] = block
@@ -248,25 +242,21 @@ class Memory:
         """Whether nobody wrote beside a pinned block."""
         if block.kind != "pinned":
             return True
-        start, total = block.base - _GUARD_BYTES, block.nbytes + 2 * _GUARD_BYTES
-        for offset in (0, total - _GUARD_BYTES):
-            expected = bytes(
-                self._data[(offset + i) % _TILE_BYTES] for i in range(_GUARD_BYTES)
-            )
-            if ctypes.string_at(start + offset, _GUARD_BYTES) != expected:
-                return False
-        return True
+        start, last = block.base - _GUARD_BYTES, block.nbytes + _GUARD_BYTES
+        return all(
+            same(start + offset, self._pattern + offset % _TILE_BYTES, _GUARD_BYTES)
+            for offset in (0, last)
+        )
 
     def poison(self, base: int, nbytes: int) -> None:
         """Fill a real range with the seeded pattern."""
-        tile = self._tile_address
         for offset in range(0, nbytes, _TILE_BYTES):
-            move(base + offset, tile, min(_TILE_BYTES, nbytes - offset))
+            move(base + offset, self._pattern, min(_TILE_BYTES, nbytes - offset))
 
-    def _new(self, kind: str, nbytes: int, context: object, site: Site) -> Block:
+    def _new(self, kind: str, nbytes: int, context: Any, site: Site) -> Block:
         number = self._counts.get(kind, 0)
         self._counts[kind] = number + 1
-        return Block(kind, nbytes, context, site, number)
+        return Block(kind, number, nbytes, context, site)
 
     def _quarantine(self, block: Block) -> None:
         self._quarantined.append(block)

@@ -2,7 +2,10 @@
 
 import tomllib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.resources import files
+
+from fakecuda.enums import CUdevice_attribute
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,10 @@ class Profile:
 
     def attribute(self, name: str) -> int:
         """The value of `CU_DEVICE_ATTRIBUTE_<name>`."""
-        from fakecuda.enums import CUdevice_attribute  # noqa: PLC0415
-
         return self.attributes[CUdevice_attribute[f"CU_DEVICE_ATTRIBUTE_{name}"]]
 
 
+@lru_cache
 def load(name: str) -> Profile:
     """Read one of the profiles that come with the package.
 
@@ -46,8 +48,6 @@ def load(name: str) -> Profile:
     Raises:
         ValueError: There is no such profile.
     """
-    from fakecuda.enums import CUdevice_attribute  # noqa: PLC0415
-
     folder = files("fakecuda") / "devices"
     path = folder / f"{name}.toml"
     if not path.is_file():

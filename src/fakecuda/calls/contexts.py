@@ -1,10 +1,10 @@
 """Start, errors, devices and contexts."""
 
-import threading
-
 from fakecuda.calls.machine import Context, Machine, Refused, entry
 from fakecuda.enums import CUdevice_attribute, CUresult
-from fakecuda.work import Op
+from fakecuda.hazards import Site
+from fakecuda.memory import Block
+from fakecuda.work import Event, Stream
 
 _DRIVER_VERSION = 13000
 
@@ -55,7 +55,7 @@ class ContextCalls(Machine):
     @entry
     def cuDeviceTotalMem(self, device: int) -> int:
         self._device(device)
-        return self.profile.total_bytes
+        return self._accounts.total_bytes
 
     @entry
     def cuDevicePrimaryCtxRetain(self, device: int) -> int:
@@ -64,9 +64,9 @@ class ContextCalls(Machine):
             (known for known in self._contexts.values() if known.device == ordinal), None
         )
         if context is None or not context.users:
-            context = Context(self._new_handle(), ordinal)
+            self._newest_handle += 0x40
+            context = Context(self._newest_handle, ordinal, self._here.site)
             context.legacy = self._new_stream(0, context, 0, blocking=True)
-            context.site = self._site
             self._contexts[context.handle] = context
         context.users += 1
         return context.handle
@@ -90,12 +90,12 @@ class ContextCalls(Machine):
 
     @entry
     def cuCtxGetCurrent(self) -> int:
-        stack = self._current.get(threading.get_ident())
+        stack = self._here.contexts
         return stack[-1].handle if stack else 0
 
     @entry
     def cuCtxSetCurrent(self, handle: int) -> None:
-        stack = self._current.setdefault(threading.get_ident(), [])
+        stack = self._here.contexts
         if handle == 0:
             del stack[-1:]
             return
@@ -104,11 +104,11 @@ class ContextCalls(Machine):
     @entry
     def cuCtxPushCurrent(self, handle: int) -> None:
         context = self._known_context(handle)
-        self._current.setdefault(threading.get_ident(), []).append(context)
+        self._here.contexts.append(context)
 
     @entry
     def cuCtxPopCurrent(self) -> int:
-        stack = self._current.get(threading.get_ident())
+        stack = self._here.contexts
         if not stack:
             raise Refused(CUresult.CUDA_ERROR_INVALID_CONTEXT)
         return stack.pop().handle
@@ -120,15 +120,9 @@ class ContextCalls(Machine):
     @entry
     def cuCtxSynchronize(self) -> None:
         context = self._context()
-        ends: list[Op] = [
-            stream.last
-            for stream in self._engine.streams
-            if stream.context is context and stream.last is not None
-        ]
-        for op in ends:
-            self._engine.force(op)
-        for op in ends:
-            self._engine.observe(op)
+        self._engine.await_all(
+            [stream.last for stream in self._order.streams if stream.context is context]
+        )
 
     def _device(self, ordinal: int) -> int:
         if not 0 <= ordinal < self._device_count:
@@ -146,27 +140,49 @@ class ContextCalls(Machine):
 
     def _destroy_context(self, context: Context) -> None:
         """Everything that still lives in it goes, and each of them is a leak."""
-        self._report_leaks(context)
+        self._report_leaks(context, None)
         for block in self._memory.live():
             if block.context is context:
                 self._memory.release(block)
-        self._engine.streams[:] = [s for s in self._engine.streams if s.context is not context]
-        for table in (self._streams, self._events):
-            for handle, thing in tuple(table.items()):
-                if thing.context is context:
-                    thing.destroyed_at = self._site
-                    self._destroyed[handle] = table.pop(handle)
+        self._order.streams[:] = [s for s in self._order.streams if s.context is not context]
+        for handle, stream in tuple(self._streams.items()):
+            if stream.context is context:
+                self._bury(handle, self._streams.pop(handle))
+        for handle, event in tuple(self._events.items()):
+            if event.context is context:
+                self._bury(handle, self._events.pop(handle))
 
-    def _report_leaks(self, context: Context | None) -> None:
-        """Report what was never given back, of one context or of all."""
+    def _bury(self, handle: int, thing: Stream | Event) -> None:
+        """Remember a destroyed handle; its value may come back for something else."""
+        thing.destroyed_at = self._here.site
+        self._destroyed[handle] = thing
+        self._spare_handles.append(handle)
+
+    def _report_leaks(self, context: Context, site: Site | None) -> None:
+        """Report what lives in a context although it ought to have been given back."""
+        if context.lost is not None:
+            # Nothing can be given back any more.
+            return
+        in_doubt = self._in_doubt()
         for block in self._memory.live():
-            if not block.excused and (context is None or block.context is context):
+            if block.context is context and not block.excused and block not in in_doubt:
                 detail = f"{block.nbytes} bytes of {block.name}"
-                self._report("LEAK-AT-CLOSE", None, block=block, detail=detail)
-        for word, table in (("stream", self._streams), ("event", self._events)):
-            for thing in table.values():
-                if context is None or thing.context is context:
-                    self._report("LEAK-AT-CLOSE", thing.site, detail=f"a {word}")
+                self._report("LEAK-AT-CLOSE", site, block=block, detail=detail)
+        for word, things in (("stream", self._streams), ("event", self._events)):
+            for thing in things.values():
+                if thing.context is context and not thing.excused:
+                    self._report("LEAK-AT-CLOSE", site, thing.site, detail=f"a {word}")
+
+    def _in_doubt(self) -> list[Block | None]:
+        """After a failure, memory under work that could not be awaited is rightly kept."""
+        if not self.faults.delivered:
+            return []
+        return [
+            access.block
+            for stream in self._order.streams
+            for op in stream.outstanding
+            for access in op.accesses
+        ]
 
 
 def _known(error: int) -> CUresult:

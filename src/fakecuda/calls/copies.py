@@ -1,7 +1,5 @@
 """Copies and fills, at once or in stream order."""
 
-import threading
-
 from fakecuda.calls.machine import Machine, Refused, entry
 from fakecuda.enums import CUresult
 from fakecuda.memory import DEVICE_BASE, Block
@@ -63,10 +61,10 @@ class CopyCalls(Machine):
             return
         read, from_address = self._end(source, nbytes, sides[0], "OOB-SOURCE")
         written, to_address = self._end(target, nbytes, sides[1], "OOB-DESTINATION")
-        op = Op("copy", self._call, self._site, nbytes)
+        op = Op("copy", self._here.call, self._here.site, nbytes)
         op.accesses = (
-            (read, from_address, nbytes, False),
-            (written, to_address, nbytes, True),
+            Access(read, from_address, nbytes, writes=False),
+            Access(written, to_address, nbytes, writes=True),
         )
         op.source, op.target = _real(read, from_address), _real(written, to_address)
         op.keepers = (read and read.keeper, written and written.keeper)
@@ -74,18 +72,17 @@ class CopyCalls(Machine):
             self._needs_written(read, from_address, nbytes)
         if written is not None:
             self._mark_written(written, to_address, nbytes)
-        op.awaited = stream is not None
+        op.must_be_awaited = stream is not None
         if read is None:
             waits = self._take_pageable(op, synchronous=stream is None)
         else:
             both_on_device = read.kind == "device" and written is not None
             waits = stream is None and not (both_on_device and written.kind == "device")
             if not waits and read.kind != "device" and not read.device_writers:
-                self._engine.watch(op)
-        self._engine.enqueue(stream or self._context().legacy, op)
+                self._engine.watch_source(op)
+        self._engine.queue(stream or self._context().legacy, op)
         if waits or written is None:
-            self._engine.force(op)
-            self._engine.observe(op)
+            self._engine.await_all([op])
 
     def _take_pageable(self, op: Op, *, synchronous: bool) -> bool:
         """Treat a pageable source as this device does; answer whether the call waits."""
@@ -93,8 +90,8 @@ class CopyCalls(Machine):
             return True
         if not synchronous and self.profile.reads_pageable and not self._choose("stages", 2):
             # The device follows the host's page tables and reads when it runs.
-            op.source_is_pageable = True
-            self._engine.watch(op)
+            op.pageable_source = True
+            self._engine.watch_source(op)
             return False
         self._engine.stage(op)
         # The staged bytes may still be on their way when a synchronous call returns.
@@ -106,17 +103,16 @@ class CopyCalls(Machine):
         if nbytes == 0:
             return
         written, address = self._end(target, nbytes, "d", "OOB-DESTINATION")
-        op = Op("fill", self._call, self._site, nbytes)
-        op.accesses = ((written, address, nbytes, True),)
+        op = Op("fill", self._here.call, self._here.site, nbytes)
+        op.accesses = (Access(written, address, nbytes, writes=True),)
         op.target, op.value = _real(written, address), value
         op.keepers = (written and written.keeper,)
-        op.awaited = stream is not None
+        op.must_be_awaited = stream is not None
         if written is not None:
             self._mark_written(written, address, nbytes)
-        self._engine.enqueue(stream or self._context().legacy, op)
+        self._engine.queue(stream or self._context().legacy, op)
         if stream is None and written is not None and written.kind != "device":
-            self._engine.force(op)
-            self._engine.observe(op)
+            self._engine.await_all([op])
 
     def _end(
         self, address: int, nbytes: int, side: str, hazard: str

@@ -17,16 +17,16 @@ class MemoryCalls(Machine):
 
     @entry
     def cuMemGetInfo(self) -> tuple[int, int]:
-        total = self.profile.total_bytes
-        return max(total - self._used_bytes(), 0), total
+        return self._accounts.free_bytes, self._accounts.total_bytes
 
     @entry
     def cuMemAlloc(self, nbytes: int) -> int:
         if nbytes <= 0:
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
-        if nbytes > self.profile.total_bytes - self._used_bytes():
-            raise Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY)
-        return self._memory.new_device(nbytes, self._context(), self._site).address
+        _refuse(self._accounts.refuse_device(nbytes))
+        recycle = self._memory.can_recycle(nbytes) and bool(self._choose("recycle", 2))
+        context, site = self._context(), self._here.site
+        return self._memory.new_device(nbytes, context, site, recycle=recycle).address
 
     @entry
     def cuMemFree(self, address: int) -> None:
@@ -39,11 +39,10 @@ class MemoryCalls(Machine):
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         if nbytes == 0:
             return 0
-        if nbytes > self.profile.host_bytes - self._memory.pinned_bytes:
-            raise Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+        _refuse(self._accounts.refuse_pinned(nbytes))
         combined = bool(flags & _WRITE_COMBINED)
         block = self._memory.new_pinned(
-            nbytes, flags, self._context(), self._site, write_combined=combined
+            nbytes, flags, self._context(), self._here.site, write_combined=combined
         )
         return block.address
 
@@ -63,7 +62,8 @@ class MemoryCalls(Machine):
             raise Refused(CUresult.CUDA_ERROR_NOT_SUPPORTED)
         if self._memory.overlaps(address, nbytes):
             raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        self._memory.register(address, nbytes, flags, self._context(), self._site)
+        _refuse(self._accounts.refuse_pinned(nbytes))
+        self._memory.register(address, nbytes, flags, self._context(), self._here.site)
 
     @entry
     def cuMemHostUnregister(self, address: int) -> None:
@@ -115,9 +115,6 @@ class MemoryCalls(Machine):
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         return facts[name]
 
-    def _used_bytes(self) -> int:
-        return self._memory.device_bytes
-
     def _host_block(self, address: int) -> Block:
         block = self._memory.find(address)
         if block is None or block.kind == "device":
@@ -135,18 +132,21 @@ class MemoryCalls(Machine):
 
     def _release(self, block: Block) -> None:
         pending = self._engine.touching(block)
-        in_doubt = [op for op in pending if op.awaited]
+        in_doubt = [op for op in pending if op.must_be_awaited]
         if in_doubt:
             self._report("FREE-WHILE-PENDING", None, in_doubt[0].site, block, detail=block.name)
-        if pending:
-            if not in_doubt or self._choose("free-waits", 2):
-                for op in pending:
-                    self._engine.force(op)
-            for op in pending:
-                self._engine.stop_watching(op)
+        if pending and (not in_doubt or self._choose("free-waits", 2)):
+            self._engine.await_all(pending)
+        for op in pending:
+            self._watch.source_goes(op)
         if not self._memory.guards_intact(block):
-            self._report("GUARD-OVERWRITTEN", None, block=block, detail=block.name)
-        if block.kind != "registered" and (block.kind == "pinned" or pending):
+            self._report("GUARD-OVERWRITTEN", None, (), block, detail=block.name)
+        if block.kind == "pinned" or (block.kind == "device" and pending):
             # Whoever still reads it, host or device, reads the pattern.
             self._memory.poison(block.base, block.nbytes)
         self._memory.release(block)
+
+
+def _refuse(code: CUresult | None) -> None:
+    if code is not None:
+        raise Refused(code)

@@ -2,10 +2,11 @@
 
 import ctypes
 
-from fakecuda.calls.machine import Machine, Refused, entry
+from fakecuda.calls.contexts import ContextCalls
+from fakecuda.calls.machine import Refused, entry
 from fakecuda.enums import CUresult, CUstreamWaitValue_flags
 from fakecuda.memory import Block
-from fakecuda.work import Event, Op, Stream
+from fakecuda.work import Access, Event, Op, Stream
 
 _NON_BLOCKING = 1
 _EVENT_FLAGS = 7
@@ -14,7 +15,7 @@ _DISABLE_TIMING = 2
 _REFUSALS_MAX = 2
 
 
-class StreamCalls(Machine):
+class StreamCalls(ContextCalls):
     """Calls that make, order and await work."""
 
     @entry
@@ -33,21 +34,17 @@ class StreamCalls(Machine):
         stream = self._streams.pop(handle, None)
         if stream is None:
             raise self._unknown_handle(handle, "stream")
-        stream.destroyed_at = self._site
-        self._destroyed[handle] = stream
-        if not stream.outstanding:
-            self._engine.streams.remove(stream)
+        self._bury(handle, stream)
+        self._order.drop_if_drained(stream)
 
     @entry
     def cuStreamSynchronize(self, handle: int) -> None:
-        last = self._stream(handle).last
-        self._engine.force(last)
-        self._engine.observe(last)
+        self._engine.await_all([self._stream(handle).last])
 
     @entry
     def cuStreamQuery(self, handle: int) -> None:
         stream = self._stream(handle)
-        self._answer(stream, stream.last)
+        self._query(stream, stream.last)
 
     @entry
     def cuStreamGetFlags(self, handle: int) -> int:
@@ -59,8 +56,8 @@ class StreamCalls(Machine):
         if flags & ~1:
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         if event.capture is not None:
-            op = Op("wait", self._call, self._site)
-            self._engine.enqueue(stream, op, (event.capture,))
+            op = Op("wait", self._here.call, self._here.site)
+            self._engine.queue(stream, op, (event.capture,))
 
     @entry
     def cuStreamWaitValue32(self, handle: int, address: int, value: int, flags: int) -> None:
@@ -70,10 +67,10 @@ class StreamCalls(Machine):
         if compare is None or flags & ~(3 | CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_FLUSH):
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         word = ctypes.c_uint32.from_address(real)
-        op = Op("wait-value", self._call, self._site)
+        op = Op("wait-value", self._here.call, self._here.site)
         op.keepers = (block.keeper,)
         op.ready = lambda: compare(word.value, value & 0xFFFFFFFF)
-        self._engine.enqueue(stream, op)
+        self._engine.queue(stream, op)
 
     @entry
     def cuStreamWriteValue32(self, handle: int, address: int, value: int, flags: int) -> None:
@@ -82,57 +79,53 @@ class StreamCalls(Machine):
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         block, real = self._word(address)
         word = ctypes.c_uint32.from_address(real)
-        op = Op("write-value", self._call, self._site)
-        op.accesses = ((block, address, 4, True),)
+        op = Op("write-value", self._here.call, self._here.site)
+        op.accesses = (Access(block, address, 4, writes=True),)
         op.keepers = (block.keeper,)
         op.action = lambda: setattr(word, "value", value & 0xFFFFFFFF)
         if block.kind == "device":
             block.mark_written(address - block.address, address - block.address + 4)
-        self._engine.enqueue(stream, op)
+        self._engine.queue(stream, op)
 
     @entry
     def cuLaunchHostFunc(self, handle: int, function: int, user_data: int) -> None:
         stream = self._stream(handle)
         if not function:
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
-        op = Op("call", self._call, self._site)
+        op = Op("call", self._here.call, self._here.site)
         op.action = lambda: self._call_host(function, user_data)
-        self._engine.enqueue(stream, op)
+        self._engine.queue(stream, op)
 
     @entry
     def cuEventCreate(self, flags: int) -> int:
         if flags & ~_EVENT_FLAGS:
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         handle = self._new_handle()
-        self._events[handle] = Event(handle, self._context(), flags, self._site)
+        self._events[handle] = Event(handle, self._context(), flags, self._here.site)
         return handle
 
     @entry
     def cuEventDestroy(self, handle: int) -> None:
-        event = self._event(handle)
+        self._bury(handle, self._event(handle))
         del self._events[handle]
-        event.destroyed_at = self._site
-        self._destroyed[handle] = event
 
     @entry
     def cuEventRecord(self, event_handle: int, handle: int) -> None:
         event, stream = self._event(event_handle), self._stream(handle)
         if event.context is not stream.context:
             raise Refused(CUresult.CUDA_ERROR_INVALID_HANDLE)
-        op = Op("record", self._call, self._site)
-        self._engine.enqueue(stream, op)
+        op = Op("record", self._here.call, self._here.site)
+        self._engine.queue(stream, op)
         event.capture, event.refusals = op, 0
 
     @entry
     def cuEventQuery(self, handle: int) -> None:
         event = self._event(handle)
-        self._answer(event, event.capture)
+        self._query(event, event.capture)
 
     @entry
     def cuEventSynchronize(self, handle: int) -> None:
-        capture = self._event(handle).capture
-        self._engine.force(capture)
-        self._engine.observe(capture)
+        self._engine.await_all([self._event(handle).capture])
 
     @entry
     def cuEventElapsedTime(self, start_handle: int, end_handle: int) -> float:
@@ -145,24 +138,18 @@ class StreamCalls(Machine):
             raise Refused(CUresult.CUDA_ERROR_NOT_READY)
         return end.capture.ended_ms - start.capture.ended_ms
 
-    def _event(self, handle: int) -> Event:
-        event = self._events.get(handle)
-        if event is None:
-            raise self._unknown_handle(handle, "event")
-        return event
-
-    def _answer(self, asked: Stream | Event, op: Op | None) -> None:
+    def _query(self, asked: Stream | Event, op: Op | None) -> None:
         """Answer a query: "not ready" while the schedule wants it, but not for ever."""
         if op is None or op.done:
-            self._engine.observe(op)
+            self._engine.host_knows(op)
             return
         if asked.refusals < _REFUSALS_MAX and not self._choose("query", 2):
             asked.refusals += 1
             raise Refused(CUresult.CUDA_ERROR_NOT_READY)
-        if not self._engine.attempt(op):
+        if not self._engine.try_to_finish(op):
             raise Refused(CUresult.CUDA_ERROR_NOT_READY)
         asked.refusals = 0
-        self._engine.observe(op)
+        self._engine.host_knows(op)
 
     def _word(self, address: int) -> tuple[Block, int]:
         """The real address behind a 32-bit word that the device may use."""
@@ -174,13 +161,13 @@ class StreamCalls(Machine):
 
     def _call_host(self, function: int, user_data: int) -> None:
         """Call the host with the lock released; it must not call the driver."""
-        self._local.in_callback = True
-        self._lock.release()
+        self._here.in_callback = True
+        self._mutex.release()
         try:
             ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(user_data)
         finally:
-            self._lock.acquire()
-            self._local.in_callback = False
+            self._mutex.acquire()
+            self._here.in_callback = False
 
 
 def _signed_distance(word: int, value: int) -> int:
