@@ -30,7 +30,7 @@ class Answer(int):
         self._code, self._dropped, self._looked = code, dropped, False
         return self
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         """`isinstance(answer, CUresult)` holds, as it does for the real binding's."""
         return CUresult

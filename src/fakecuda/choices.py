@@ -7,7 +7,7 @@ answers of a run, written down, replay it exactly: schedules are data.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -57,6 +57,22 @@ class Seeded:
         if self._random.random() >= weight:
             return 0
         return self._random.randrange(1, options)
+
+
+class AsSeen:
+    """What one device was seen to do, and the first answer where nothing is known.
+
+    Args:
+        seen: By kind of choice, the answer that was seen; a profile has such a table.
+    """
+
+    def __init__(self, seen: Mapping[str, int]) -> None:
+        self._seen = seen
+
+    def pick(self, kind: str, options: int) -> int:
+        """Answer as seen."""
+        answer = self._seen.get(kind, 0)
+        return answer if answer < options else 0
 
 
 class Replay:

@@ -10,13 +10,16 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from fakecuda.choices import Choices
-from fakecuda.enums import CUresult
 from fakecuda.memory import Block, backing, move
 from fakecuda.order import Order
 from fakecuda.watch import SourceWatch, move_from_anywhere
 from fakecuda.work import Op, Stream
+
+if TYPE_CHECKING:
+    from fakecuda.enums import CUresult
 
 # A copy this large is moved with the lock released, so that other host threads go on.
 _UNLOCKED_FROM_BYTES = 1 << 18
@@ -227,8 +230,8 @@ class Engine:
         op.waits_for = op.keepers = ()
         stream = op.stream
         stream.queue.popleft()
-        if op.kind in {"call", "write-value"}:
-            # The host may see its own function run, or the value arrive.
+        if op.kind == "call" or (op.kind == "write-value" and not _on_device(op)):
+            # The host sees its own function run, and may see the value arrive.
             self._order.host_knows(op, self.call)
         elif stream.destroyed_at is not None:
             self._order.drop_if_drained(stream)
@@ -236,3 +239,8 @@ class Engine:
 
 def _may_start(op: Op) -> bool:
     return all(other.done for other in op.waits_for) and (op.ready is None or op.ready())
+
+
+def _on_device(op: Op) -> bool:
+    block = op.accesses[0].block
+    return block is not None and block.kind == "device"

@@ -7,6 +7,7 @@ is. Device attributes are the subset that the device profiles state.
 
 from enum import IntEnum
 
+
 class CUresult(IntEnum):
     """What a driver call answered."""
 
@@ -117,6 +118,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_FABRIC_NOT_READY = 919
     CUDA_ERROR_UNKNOWN = 999
 
+
 class CUdevice_attribute(IntEnum):
     """Device facts that a profile states."""
 
@@ -162,6 +164,7 @@ class CUdevice_attribute(IntEnum):
     CU_DEVICE_ATTRIBUTE_NUMA_ID = 131
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134
 
+
 class CUpointer_attribute(IntEnum):
     """Facts about an address."""
 
@@ -176,6 +179,7 @@ class CUpointer_attribute(IntEnum):
     CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12
     CU_POINTER_ATTRIBUTE_MAPPED = 13
 
+
 class CUmemorytype(IntEnum):
     """Where an address lives."""
 
@@ -184,11 +188,13 @@ class CUmemorytype(IntEnum):
     CU_MEMORYTYPE_ARRAY = 3
     CU_MEMORYTYPE_UNIFIED = 4
 
+
 class CUstream_flags(IntEnum):
     """How a stream relates to the legacy default stream."""
 
     CU_STREAM_DEFAULT = 0
     CU_STREAM_NON_BLOCKING = 1
+
 
 class CUevent_flags(IntEnum):
     """How an event is made."""
@@ -198,17 +204,20 @@ class CUevent_flags(IntEnum):
     CU_EVENT_DISABLE_TIMING = 2
     CU_EVENT_INTERPROCESS = 4
 
+
 class CUevent_record_flags(IntEnum):
     """How an event is recorded."""
 
     CU_EVENT_RECORD_DEFAULT = 0
     CU_EVENT_RECORD_EXTERNAL = 1
 
+
 class CUevent_wait_flags(IntEnum):
     """How a stream waits for an event."""
 
     CU_EVENT_WAIT_DEFAULT = 0
     CU_EVENT_WAIT_EXTERNAL = 1
+
 
 class CUstreamWaitValue_flags(IntEnum):
     """The condition of a wait on a memory value."""
@@ -219,11 +228,13 @@ class CUstreamWaitValue_flags(IntEnum):
     CU_STREAM_WAIT_VALUE_NOR = 3
     CU_STREAM_WAIT_VALUE_FLUSH = 1073741824
 
+
 class CUstreamWriteValue_flags(IntEnum):
     """How a stream writes a memory value."""
 
     CU_STREAM_WRITE_VALUE_DEFAULT = 0
     CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1
+
 
 class CUctx_flags(IntEnum):
     """How a context schedules its host threads."""
@@ -239,4 +250,3 @@ class CUctx_flags(IntEnum):
     CU_CTX_USER_COREDUMP_ENABLE = 64
     CU_CTX_SYNC_MEMOPS = 128
     CU_CTX_FLAGS_MASK = 255
-

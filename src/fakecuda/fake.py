@@ -10,7 +10,7 @@ from fakecuda.calls.streams import StreamCalls
 from fakecuda.choices import Choices, Late
 from fakecuda.hazards import Hazard, HazardError
 from fakecuda.limits import Limits
-from fakecuda.profile import Profile, load
+from fakecuda.profile import Profile, load_profile
 from fakecuda.surface import SURFACE
 from fakecuda.work import Stream
 
@@ -61,7 +61,7 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         devices: int = 1,
         stuck_after_s: float = 30.0,
     ) -> None:
-        facts = load(profile) if isinstance(profile, str) else profile
+        facts = load_profile(profile) if isinstance(profile, str) else profile
         super().__init__(
             facts, choices or Late(), seed, limits or Limits(), devices, stuck_after_s
         )

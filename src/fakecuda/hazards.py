@@ -5,12 +5,15 @@ the bytes came out right this time. Tests name the id they expect; a reader gets
 both call sites, the allocation's, the byte range and the schedule to replay.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 
 Site = tuple[tuple[CodeType, int], ...]
 """The callers of a driver call, innermost first, as code objects and lines."""
+
+_SITE_DEPTH = 4
 
 HAZARDS: dict[str, str] = {
     "PIN-REUSE-BEFORE-COPY": "the host changed a copy's source before it knew the copy was done",
@@ -79,6 +82,16 @@ class HazardError(AssertionError):
         count = len(self.hazards)
         noun = "hazard" if count == 1 else "hazards"
         super().__init__("\n".join([f"{count} {noun}:", *map(str, self.hazards)]))
+
+
+def caller_site() -> Site:
+    """The callers of a driver call; to be called by the entry point itself."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - the cheapest way to a line number
+    site: list[tuple[CodeType, int]] = []
+    while frame is not None and len(site) < _SITE_DEPTH:
+        site.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(site)
 
 
 def render_site(site: Site) -> str:

@@ -159,7 +159,7 @@ class Memory:
         """Whether a device address of this size has been freed."""
         return bool(self._recycled.get(nbytes))
 
-    def new_device(self, nbytes: int, context: Any, site: Site, *, recycle: bool) -> Block:
+    def new_device(self, nbytes: int, context: object, site: Site, *, recycle: bool) -> Block:
         """Allocate device memory of exactly `nbytes` bytes, filled with the pattern."""
         block = self._new("device", nbytes, context, site)
         block.keeper, block.base = backing(nbytes)
@@ -172,7 +172,7 @@ class Memory:
         return self._insert(block)
 
     def new_pinned(
-        self, nbytes: int, flags: int, context: Any, site: Site, *, write_combined: bool
+        self, nbytes: int, flags: int, context: object, site: Site, *, write_combined: bool
     ) -> Block:
         """Allocate pinned memory with guard bytes on both sides."""
         block = self._new("pinned", nbytes, context, site)
@@ -190,7 +190,9 @@ class Memory:
         self.pinned_bytes += nbytes
         return self._insert(block)
 
-    def register(self, address: int, nbytes: int, flags: int, context: Any, site: Site) -> Block:
+    def register(
+        self, address: int, nbytes: int, flags: int, context: object, site: Site
+    ) -> Block:
         """Treat the caller's own memory as pinned."""
         block = self._new("registered", nbytes, context, site)
         block.base = block.address = block.device_address = address
@@ -253,7 +255,7 @@ class Memory:
         for offset in range(0, nbytes, _TILE_BYTES):
             move(base + offset, self._pattern, min(_TILE_BYTES, nbytes - offset))
 
-    def _new(self, kind: str, nbytes: int, context: Any, site: Site) -> Block:
+    def _new(self, kind: str, nbytes: int, context: object, site: Site) -> Block:
         number = self._counts.get(kind, 0)
         self._counts[kind] = number + 1
         return Block(kind, number, nbytes, context, site)

@@ -21,6 +21,7 @@ class Profile:
             asynchronous pageable copy may read its source after the call.
         shares_memory: Host and device share one pool, page cache included.
         device_granule: Device addresses are multiples of this many bytes.
+        seen: How this device was seen to decide where the documentation says "may".
         misalign: Hand out the least alignment that is promised, not what is usual.
     """
 
@@ -32,6 +33,7 @@ class Profile:
     shares_memory: bool = False
     device_granule: int = 256
     misalign: bool = True
+    seen: dict[str, int] = field(default_factory=dict)
 
     def attribute(self, name: str) -> int:
         """The value of `CU_DEVICE_ATTRIBUTE_<name>`."""
@@ -39,7 +41,7 @@ class Profile:
 
 
 @lru_cache
-def load(name: str) -> Profile:
+def load_profile(name: str) -> Profile:
     """Read one of the profiles that come with the package.
 
     Args:
@@ -68,5 +70,6 @@ def load(name: str) -> Profile:
                 CUdevice_attribute.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
             ]
         ),
+        seen=facts.get("seen", {}),
         shares_memory=bool(attributes[CUdevice_attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED]),
     )

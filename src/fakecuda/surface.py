@@ -132,14 +132,16 @@ _ROWS = (
         enqueues=True,
     ),
     _row(
-        "cuMemcpyHtoDAsync(dstDevice:device_ptr, srcHost:host_ptr, ByteCount:size, hStream:stream)",
+        "cuMemcpyHtoDAsync(dstDevice:device_ptr, srcHost:host_ptr, ByteCount:size, "
+        "hStream:stream)",
         "",
         _CTX,
         "Host to device, in stream order; a pinned source is read when it runs.",
         enqueues=True,
     ),
     _row(
-        "cuMemcpyDtoHAsync(dstHost:host_ptr, srcDevice:device_ptr, ByteCount:size, hStream:stream)",
+        "cuMemcpyDtoHAsync(dstHost:host_ptr, srcDevice:device_ptr, ByteCount:size, "
+        "hStream:stream)",
         "",
         _CTX,
         "Device to host, in stream order; a pageable target makes it wait.",

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from fakecuda.memory import backing, differing, move, same
 from fakecuda.work import Access, Op
 
-
 Report = Callable[..., None]
 Mover = Callable[[int, int, int], None]
 
@@ -42,9 +41,7 @@ class SourceWatch:
         source = op.accesses[0]
         first = source.address + start + low
         # The host wrote somewhere between two calls: it has no call site of its own.
-        self._report(
-            "PIN-REUSE-BEFORE-COPY", (), op.site, source.block, first, first + high - low
-        )
+        self._report("PIN-REUSE-BEFORE-COPY", (), op.site, source.block, first, first + high - low)
         self.forget(op)
 
     def ended(self, op: Op, during_call: int) -> None:

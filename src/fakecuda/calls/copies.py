@@ -76,8 +76,8 @@ class CopyCalls(Machine):
         if read is None:
             waits = self._take_pageable(op, synchronous=stream is None)
         else:
-            both_on_device = read.kind == "device" and written is not None
-            waits = stream is None and not (both_on_device and written.kind == "device")
+            ends = {read.kind, written.kind if written is not None else "pageable"}
+            waits = stream is None and ends != {"device"}
             if not waits and read.kind != "device" and not read.device_writers:
                 self._engine.watch_source(op)
         self._engine.queue(stream or self._context().legacy, op)
@@ -114,9 +114,7 @@ class CopyCalls(Machine):
         if stream is None and written is not None and written.kind != "device":
             self._engine.await_all([op])
 
-    def _end(
-        self, address: int, nbytes: int, side: str, hazard: str
-    ) -> tuple[Block | None, int]:
+    def _end(self, address: int, nbytes: int, side: str, hazard: str) -> tuple[Block | None, int]:
         """Find one end of a copy: its block, None if pageable, and its address there."""
         block = self._memory.find(address)
         if block is not None:

@@ -6,12 +6,10 @@ thread has a context, give back earlier errors, answer with a tuple, and write t
 call down.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from fakecuda.answers import Answer
@@ -19,7 +17,7 @@ from fakecuda.choices import Choices, Late, Trail
 from fakecuda.engine import Engine
 from fakecuda.enums import CUresult
 from fakecuda.faults import STICKY, Fault, Faults
-from fakecuda.hazards import Hazard, Site, render_site
+from fakecuda.hazards import Hazard, Site, caller_site, render_site
 from fakecuda.journal import Journal
 from fakecuda.limits import Accounts, Limits
 from fakecuda.memory import Block, Memory
@@ -30,7 +28,6 @@ from fakecuda.watch import SourceWatch
 from fakecuda.work import Event, Stream
 
 _LEGACY, _PER_THREAD = 1, 2
-_SITE_DEPTH = 4
 _SUCCESS = CUresult.CUDA_SUCCESS
 # Answers that are news and not failures: nobody need look at them.
 _NEWS = frozenset({CUresult.CUDA_ERROR_NOT_READY})
@@ -235,9 +232,7 @@ class Machine:
                 self._report("USE-AFTER-DESTROY", None, detail="the context was released")
                 raise Refused(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
 
-    def _perform(
-        self, method: Callable[..., Any], row: EntryPoint, args: tuple[Any, ...]
-    ) -> Any:
+    def _perform(self, method: Callable[..., Any], row: EntryPoint, args: tuple[Any, ...]) -> Any:
         """Do the special part of a call, with the faults that were planned for it.
 
         Raises:
@@ -314,7 +309,7 @@ def entry(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         with self._mutex:
             self._calls += 1
             here.call = self._engine.call = self._calls
-            here.site = _call_site()
+            here.site = caller_site()
             try:
                 value = self._perform(method, row, args)
             except Refused as refusal:
@@ -331,16 +326,6 @@ def entry(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     call.__name__ = call.__qualname__ = row.name
     call.__doc__ = row.note
     return call
-
-
-def _call_site() -> Site:
-    """The callers of the entry point, innermost first."""
-    frame: FrameType | None = sys._getframe(2)
-    site = []
-    while frame is not None and len(site) < _SITE_DEPTH:
-        site.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(site)
 
 
 def _plain_integers(args: tuple[Any, ...]) -> None:

@@ -97,7 +97,7 @@ class MemoryCalls(Machine):
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         on_device = block.kind == "device"
         facts = {
-            "CONTEXT": block.context.handle,  # type: ignore[attr-defined]
+            "CONTEXT": block.context.handle,
             "MEMORY_TYPE": CUmemorytype.CU_MEMORYTYPE_DEVICE
             if on_device
             else CUmemorytype.CU_MEMORYTYPE_HOST,
@@ -105,7 +105,7 @@ class MemoryCalls(Machine):
             "HOST_POINTER": None if on_device else address,
             "BUFFER_ID": 1 + 2 * block.number + on_device,
             "IS_MANAGED": False,
-            "DEVICE_ORDINAL": block.context.device,  # type: ignore[attr-defined]
+            "DEVICE_ORDINAL": block.context.device,
             "RANGE_START_ADDR": block.device_address,
             "RANGE_SIZE": block.nbytes,
             "MAPPED": True,

@@ -1,6 +1,7 @@
 """Streams, events, and what may be put into a stream beside copies."""
 
 import ctypes
+from collections.abc import Callable
 
 from fakecuda.calls.contexts import ContextCalls
 from fakecuda.calls.machine import Refused, entry
@@ -63,9 +64,9 @@ class StreamCalls(ContextCalls):
     def cuStreamWaitValue32(self, handle: int, address: int, value: int, flags: int) -> None:
         stream = self._stream(handle)
         block, real = self._word(address)
-        compare = _COMPARISONS.get(flags & 3)
-        if compare is None or flags & ~(3 | CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_FLUSH):
+        if flags & ~(3 | CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_FLUSH):
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        compare = _COMPARISONS[CUstreamWaitValue_flags(flags & 3)]
         word = ctypes.c_uint32.from_address(real)
         op = Op("wait-value", self._here.call, self._here.site)
         op.keepers = (block.keeper,)
@@ -175,7 +176,7 @@ def _signed_distance(word: int, value: int) -> int:
     return distance - (1 << 32) if distance >> 31 else distance
 
 
-_COMPARISONS = {
+_COMPARISONS: dict[CUstreamWaitValue_flags, Callable[[int, int], bool]] = {
     CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ: lambda word, value: (
         _signed_distance(word, value) >= 0
     ),
