@@ -17,6 +17,7 @@ from weightload.errors import (
     ShardChangedError,
     ShardMissingError,
     UsageError,
+    VerificationError,
     WeightloadError,
 )
 from weightload.load import Loaded, load
@@ -37,6 +38,7 @@ __all__ = [
     "ShardChangedError",
     "ShardMissingError",
     "UsageError",
+    "VerificationError",
     "WeightloadError",
     "device_profile",
     "load",

@@ -56,6 +56,10 @@ class DeviceMemoryError(WeightloadError):
     """The device has no room for the weights."""
 
 
+class VerificationError(WeightloadError):
+    """A tensor's bytes are not those that the manifest promises."""
+
+
 class RingError(WeightloadError):
     """The ring has no slot left that may be written."""
 

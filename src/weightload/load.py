@@ -8,39 +8,49 @@ opposite order, and the first error is the one that is raised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
+from weightload.budget import check_room
 from weightload.checkpoint.folder import open_checkpoint
+from weightload.checkpoint.selection import select
 from weightload.cleanup import Cleanup
-from weightload.device.destination import DriverDestination, TorchDestination
+from weightload.device.destination import (
+    CallerDestination,
+    Destination,
+    DriverDestination,
+    TorchDestination,
+)
 from weightload.device.driver import STREAM_NON_BLOCKING, Driver, real_driver
+from weightload.device.pinned import reserve
 from weightload.device.profile import Device, parse_ordinal
 from weightload.device.slots import Ring
 from weightload.errors import UsageError
 from weightload.host.reads import DIRECT_ALIGNMENT_BYTES
+from weightload.host.staging import Staging
 from weightload.host.system import System
-from weightload.plan import plan_spans
+from weightload.plan import plan_batches
 from weightload.report import LoadReport
 from weightload.routes import check_route, decide
 from weightload.upload import ShardWork, Upload
+from weightload.verify import Verifier, check_algorithm
 
 if TYPE_CHECKING:
     import os
 
-    from weightload.checkpoint.folder import Checkpoint
-    from weightload.checkpoint.header import Record
-    from weightload.device.destination import Destination
+    from weightload.checkpoint.selection import Selection
     from weightload.plan import Span
-    from weightload.routes import RouteDecision
+    from weightload.routes import RouteChoice, RouteDecision
 
 # Smaller slots lose time to Python's lock, larger ones to pinning them.
 SLOT_BYTES = 4 << 20
 SLOT_COUNT_MAX = 24
 # Reading is waiting, so even two cores keep a few reads under way.
 _THREADS_MIN, _THREADS_MAX = 4, 12
+_STAGING_THREADS_MAX = 4
 
 
 class Loaded(Mapping[str, Any]):
@@ -51,11 +61,19 @@ class Loaded(Mapping[str, Any]):
 
     Attributes:
         report: what happened, in numbers.
+        manifest: digest of each tensor's bytes, by name; empty without `verify`.
     """
 
-    def __init__(self, tensors: dict[str, Any], report: LoadReport, closing: ExitStack) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, Any],
+        report: LoadReport,
+        manifest: dict[str, str],
+        closing: ExitStack,
+    ) -> None:
         self._tensors = tensors
         self.report = report
+        self.manifest = manifest
         self._closing = closing
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - torch.Tensor or DeviceTensor
@@ -82,11 +100,16 @@ class Loaded(Mapping[str, Any]):
         self._closing.close()
 
 
-def load(
+def load(  # noqa: PLR0913 - independent keywords, each with a default
     checkpoint: str | os.PathLike[str],
     *,
     device: str | int = "cuda:0",
     route: str = "auto",
+    only: Sequence[str] | None = None,
+    into: Mapping[str, Any] | None = None,
+    verify: str | None = None,
+    manifest: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     driver: Any = None,  # noqa: ANN401 - the binding publishes no types
     threads: int | None = None,
     slot_bytes: int = SLOT_BYTES,
@@ -99,6 +122,13 @@ def load(
         checkpoint: a `.safetensors` file, or a folder with an index or with the shards.
         device: `cuda`, `cuda:1`, or the ordinal.
         route: `auto`, `direct` or `buffered`.
+        only: names or shell patterns of the tensors to load; nothing else is read.
+        into: tensors of the caller's own, by name, on that device, contiguous, of the
+            checkpoint's dtype and shape; exactly these are loaded, in place.
+        verify: `sha256` hashes every tensor's bytes as they pass.
+        manifest: expected digests by name; implies `verify="sha256"`.
+        progress: called as `progress(done_bytes, wanted_bytes)` from reader threads, one
+            call at a time.
         driver: an object of `cuda.bindings.driver`'s shape, such as a `FakeCuda`, which
             then also owns the tensors' memory; None takes the real driver and torch.
         threads: reader threads; None chooses from the processors at hand.
@@ -113,90 +143,175 @@ def load(
         CheckpointError: the files are not a whole checkpoint.
         ReadError: bytes could not be read.
         DeviceError: there is no such device, or no driver.
+        DeviceMemoryError: the weights do not fit.
         DriverError: a driver call failed.
+        VerificationError: a tensor's bytes are not those of the manifest.
         UsageError: an argument is not one that this function takes.
     """
-    choice = check_route(route)
     system = system or System()
-    report = LoadReport()
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
     slot_count = slot_count or min(2 * threads, SLOT_COUNT_MAX)
     if threads < 1 or slot_count < 1:
         raise UsageError("threads and slot_count must be at least 1; leave them out to choose.")
-    with report.phase("total"), Cleanup() as kept:
-        with report.phase("open"):
-            files = kept.enter_context(open_checkpoint(checkpoint))
-            seam = real_driver() if driver is None else Driver(driver)
-            gpu = Device(seam, parse_ordinal(device))
-            kept.undo(gpu.close)
-        with gpu.current(), Cleanup() as staging:
+    if verify is not None:
+        check_algorithm(verify)
+    run = _Run(
+        system=system,
+        seam=real_driver() if driver is None else Driver(driver),
+        ordinal=parse_ordinal(device),
+        route=check_route(route),
+        threads=threads,
+        slot_bytes=slot_bytes,
+        slot_count=slot_count,
+        from_torch=driver is None,
+        progress=progress,
+        report=LoadReport(threads=threads),
+        verifier=Verifier(manifest) if verify or manifest is not None else None,
+    )
+    return run.load(checkpoint, only, into)
+
+
+@dataclass
+class _Run:
+    """One call of `load`, with its arguments checked."""
+
+    system: System
+    seam: Driver
+    ordinal: int
+    route: RouteChoice
+    threads: int
+    slot_bytes: int
+    slot_count: int
+    from_torch: bool
+    progress: Callable[[int, int], None] | None
+    report: LoadReport
+    verifier: Verifier | None
+
+    def load(  # noqa: PLR0913 - independent keywords, each with a default
+        self,
+        checkpoint: str | os.PathLike[str],
+        only: Sequence[str] | None,
+        into: Mapping[str, Any] | None,
+    ) -> Loaded:
+        report = self.report
+        with report.phase("total"), Cleanup() as kept:
+            with report.phase("open"):
+                files = kept.enter_context(open_checkpoint(checkpoint))
+                selection = select(files, only, into)
+                gpu = Device(self.seam, self.ordinal)
+                kept.undo(gpu.close)
+            with gpu.current(), Cleanup() as staging:
+                destination = self._destination(gpu, selection, into)
+                self._upload(gpu, selection, destination, kept, staging)
+                with report.phase("close"):
+                    for part in selection.shards:
+                        part.shard.check_unchanged()
+                    tensors = destination.tensors()
+                    staging.close()
+                    report.strays = files.strays
+                    files.close()
+                    digests = self.verifier.finish(selection.records) if self.verifier else {}
+            # torch's tensors keep their own memory and its hold on the context; memory
+            # from the driver lives until the caller closes it.
+            closing = ExitStack() if self.from_torch else kept.pop_all()
+            return Loaded(tensors, report, digests, closing)
+
+    def _destination(
+        self, gpu: Device, selection: Selection, into: Mapping[str, Any] | None
+    ) -> Destination:
+        if into is not None:
+            return CallerDestination(gpu, selection.records, into)
+        if self.from_torch:
+            return TorchDestination(gpu, selection.records)
+        return DriverDestination(gpu, selection.records)
+
+    def _upload(
+        self,
+        gpu: Device,
+        selection: Selection,
+        destination: Destination,
+        kept: Cleanup,
+        staging: Cleanup,
+    ) -> None:
+        """Stream every wanted byte; the ring is pinned before the weights take memory."""
+        report, call = self.report, self.seam.call
+        stream = int(call("cuStreamCreate", STREAM_NON_BLOCKING))
+        staging.undo(call, "cuStreamDestroy", stream)
+        with Cleanup() as unclaimed:
+            slots = min(self.slot_count, max(1, -(-selection.wanted_bytes // self.slot_bytes)))
+            check_room(gpu.profile, self.system, selection.wanted_bytes, slots * self.slot_bytes)
+            prefilled = self._prefill(gpu, slots)
+            if prefilled is not None:
+                unclaimed.undo(prefilled.close)
             with report.phase("plan"):
-                records = [record for _, record in files.records()]
-                spans = [
-                    plan_spans(shard.header.records, slot_bytes, DIRECT_ALIGNMENT_BYTES)
-                    for shard in files.shards
-                ]
-                destination = _destination(gpu, records, from_torch=driver is None)
-            stream = int(seam.call("cuStreamCreate", STREAM_NON_BLOCKING))
-            staging.undo(seam.call, "cuStreamDestroy", stream)
-            with report.phase("reserve"):
-                ring = Ring(seam, slot_count, slot_bytes, DIRECT_ALIGNMENT_BYTES)
-                staging.undo(ring.close)
-            with report.phase("allocate"):
-                kept.undo(destination.release)
-                destination.allocate()
-                destination.ready(stream)
-            decisions = [decide(choice, shard, system) for shard in files.shards]
-            report.decisions = decisions
-            work = _work(files, decisions, spans, destination)
-            with report.phase("stream"):
-                Upload(gpu, ring, stream, system, report).run(work, threads, staging)
-                for shard in files.shards:
-                    shard.check_unchanged()
-            with report.phase("close"):
-                tensors = destination.tensors()
-                _describe(report, gpu, files, destination, ring)
-                report.threads = threads
-                staging.close()
-                files.close()
-        if driver is None:
-            # torch owns the memory from here on, and its own hold on the context.
-            return Loaded(tensors, report, ExitStack())
-        return Loaded(tensors, report, kept.pop_all())
+                batches = self._plan(selection)
+            unclaimed.pop_all()
+        with report.phase("reserve"):
+            memory = reserve(self.seam, prefilled, slots, self.slot_bytes, DIRECT_ALIGNMENT_BYTES)
+            ring = Ring(self.seam, memory, self.slot_bytes)
+            staging.undo(ring.close)
+        with report.phase("allocate"):
+            kept.undo(destination.release)
+            destination.allocate()
+            destination.ready(stream)
+        self._describe(gpu, selection, destination, ring)
+        work = _work(selection, report.decisions, batches, destination)
+        with report.phase("stream"):
+            upload = Upload(gpu, ring, stream, self.system, report, self.verifier, self.progress)
+            upload.run(work, self.threads, staging)
+            call("cuStreamSynchronize", stream)
 
+    def _prefill(self, gpu: Device, slots: int) -> Staging | None:
+        """Start to fill memory that can be registered, where that is the cheaper pin."""
+        if gpu.profile.integrated or not gpu.profile.host_register:
+            return None
+        threads = min(self.threads, _STAGING_THREADS_MAX)
+        return Staging(self.system, slots * self.slot_bytes, threads)
 
-def _destination(gpu: Device, records: list[Record], *, from_torch: bool) -> Destination:
-    return TorchDestination(gpu, records) if from_torch else DriverDestination(gpu, records)
+    def _plan(self, selection: Selection) -> list[list[list[Span]]]:
+        """Batches of spans for every shard, and each shard's route."""
+        self.report.decisions = [
+            decide(self.route, part.shard, self.system) for part in selection.shards
+        ]
+        whole = self.verifier is not None
+        return [
+            plan_batches(
+                part.records, self.slot_bytes, DIRECT_ALIGNMENT_BYTES, whole_tensors=whole
+            )
+            for part in selection.shards
+        ]
+
+    def _describe(
+        self, gpu: Device, selection: Selection, destination: Destination, ring: Ring
+    ) -> None:
+        """Fill in what the report says of the parts, once they are known."""
+        report, memory = self.report, ring.memory
+        report.device, report.integrated = gpu.profile.name, gpu.profile.integrated
+        report.shards = len(selection.shards)
+        report.tensors = sum(len(part.records) for part in selection.shards)
+        report.wanted_bytes = selection.wanted_bytes
+        report.slot_count, report.slot_bytes = memory.slot_count, self.slot_bytes
+        report.ring_memory, report.pinned_bytes = memory.kind, memory.pinned_bytes
+        report.fallbacks += memory.refusals
+        report.device_bytes = sum(destination.slab_bytes)
+        report.slabs = len(destination.slab_bytes)
 
 
 def _work(
-    files: Checkpoint,
-    decisions: list[RouteDecision],
-    spans: list[list[Span]],
+    selection: Selection,
+    decisions: Sequence[RouteDecision],
+    batches: Sequence[Sequence[Sequence[Span]]],
     destination: Destination,
 ) -> list[ShardWork]:
-    """Pair each shard with its route, its spans and its tensors' addresses."""
+    """Pair each shard's batches with its route and its tensors' addresses."""
     addresses = iter(destination.addresses)
     return [
         ShardWork(
-            shard, decision.route, planned, list(islice(addresses, len(shard.header.records)))
+            part.shard,
+            part.records,
+            list(islice(addresses, len(part.records))),
+            decision.route,
+            plan,
         )
-        for shard, decision, planned in zip(files.shards, decisions, spans, strict=True)
+        for part, decision, plan in zip(selection.shards, decisions, batches, strict=True)
     ]
-
-
-def _describe(
-    report: LoadReport, gpu: Device, files: Checkpoint, destination: Destination, ring: Ring
-) -> None:
-    """Fill in what the report says of the parts, once they are known."""
-    report.device = gpu.profile.name
-    report.integrated = gpu.profile.integrated
-    report.shards = len(files.shards)
-    report.strays = files.strays
-    report.tensors = len(destination.addresses)
-    report.wanted_bytes = sum(record.nbytes for _, record in files.records())
-    report.slot_count, report.slot_bytes = ring.slot_count, ring.slot_bytes
-    report.pinned, report.pinned_bytes = ring.pinned, ring.pinned_bytes
-    report.fallbacks += ring.refusals
-    report.device_bytes = sum(destination.layout.slab_bytes)
-    report.slabs = len(destination.layout.slab_bytes)

@@ -27,7 +27,7 @@ class Slice(NamedTuple):
     """The part of a span that belongs to one tensor.
 
     Attributes:
-        tensor: position of the tensor in the list that was planned.
+        tensor: position of the tensor among its shard's wanted ones.
         slot_offset: first byte inside the slot.
         tensor_offset: first byte inside the tensor.
         nbytes: length in bytes, at least 1.
@@ -76,13 +76,41 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def plan_spans(records: Sequence[Record], slot_bytes: int, alignment: int) -> list[Span]:
+def plan_batches(
+    records: Sequence[Record], slot_bytes: int, alignment: int, *, whole_tensors: bool
+) -> list[list[Span]]:
+    """Plan one shard as batches: the spans of a batch are brought by one thread, in order.
+
+    Args:
+        records: as for `plan_spans`.
+        slot_bytes: as for `plan_spans`.
+        alignment: as for `plan_spans`.
+        whole_tensors: whether every tensor lies in one batch. Batches then hold about
+            two slots of small tensors or one large tensor, and the page at a boundary
+            is read twice. Otherwise each span is a batch.
+    """
+    if not whole_tensors:
+        return [[span] for span in plan_spans(records, slot_bytes, alignment)]
+    batches: list[list[Span]] = []
+    first = 0
+    for number, record in enumerate(records, start=1):
+        following = records[number].nbytes if number < len(records) else 2 * slot_bytes
+        if record.end - records[first].start + following >= 2 * slot_bytes:
+            batches.append(plan_spans(records[first:number], slot_bytes, alignment, first))
+            first = number
+    return [batch for batch in batches if batch]
+
+
+def plan_spans(
+    records: Sequence[Record], slot_bytes: int, alignment: int, first: int = 0
+) -> list[Span]:
     """Plan the reads that bring the given tensors of one shard.
 
     Args:
         records: tensors of one shard, ordered by `start`, not overlapping.
         slot_bytes: capacity of one slot; a multiple of `alignment`.
         alignment: of file offsets and lengths, in bytes; a power of two.
+        first: number of the first tensor given, among the shard's.
 
     Returns:
         Spans in file order, which do not overlap: no byte of the file is read twice.
@@ -97,7 +125,7 @@ def plan_spans(records: Sequence[Record], slot_bytes: int, alignment: int) -> li
     spans: list[Span] = []
     slices: list[Slice] = []
     offset = end = 0
-    for tensor, record in enumerate(records):
+    for tensor, record in enumerate(records, start=first):
         position = record.start
         while position < record.end:
             window_end = position // slot_bytes * slot_bytes + slot_bytes

@@ -33,7 +33,8 @@ class LoadReport:
         threads: reader threads.
         slot_count: slots in the ring.
         slot_bytes: capacity of one slot.
-        pinned: whether the ring is pinned; a load without is slow and not comparable.
+        ring_memory: how the ring was pinned (`registered`, `allocated`), or `pageable`:
+            such a load is slow and not comparable.
         pinned_bytes: pinned memory reserved.
         device_bytes: device memory taken for the slabs.
         slabs: device allocations.
@@ -56,7 +57,7 @@ class LoadReport:
     threads: int = 0
     slot_count: int = 0
     slot_bytes: int = 0
-    pinned: bool = False
+    ring_memory: str = ""
     pinned_bytes: int = 0
     device_bytes: int = 0
     slabs: int = 0

@@ -1,9 +1,9 @@
 """The pipeline: reader threads fill slots, and copies drain them.
 
-Each thread takes the next span, takes a slot (settling the oldest one in flight
-when none is free), reads into it and queues its copies. Reading therefore
+Each thread takes the next batch of spans; for each it takes a slot (settling the
+oldest one in flight when none is free), reads into it and queues its copies. Reading therefore
 overlaps copying, and the slots are the only bound on bytes in flight. The first
-error stops the others at their next span; it is the one that is raised, and every
+error stops the others at their next batch; it is the one that is raised, and every
 thread is joined before it is.
 """
 
@@ -16,16 +16,20 @@ from weightload.errors import DriverError
 from weightload.host.reads import DirectRefusedError, ShardReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import ExitStack
+    from collections.abc import Callable, Iterator, Sequence
 
     from weightload.checkpoint.folder import Shard
+    from weightload.checkpoint.header import Record
+    from weightload.cleanup import Cleanup
     from weightload.device.profile import Device
     from weightload.device.slots import Ring, Slot
     from weightload.host.system import System
     from weightload.plan import Span
     from weightload.report import LoadReport
     from weightload.routes import Route
+    from weightload.verify import Verifier
+
+    _Batch = tuple["_ShardState", Sequence[Span]]
 
 
 class ShardWork(NamedTuple):
@@ -33,46 +37,66 @@ class ShardWork(NamedTuple):
 
     Attributes:
         shard: the open file.
+        records: its wanted tensors, in the order of their bytes.
+        addresses: device address of each one's first byte.
         route: how to read it.
-        spans: what to read.
-        addresses: device address of each planned tensor's first byte.
+        batches: what to read; each batch by one thread, in order.
     """
 
     shard: Shard
-    route: Route
-    spans: Sequence[Span]
+    records: Sequence[Record]
     addresses: Sequence[int]
+    route: Route
+    batches: Sequence[Sequence[Span]]
 
 
 class Upload:
     """One run of the pipeline."""
 
     def __init__(
-        self, device: Device, ring: Ring, stream: int, system: System, report: LoadReport
+        self,
+        device: Device,
+        ring: Ring,
+        stream: int,
+        system: System,
+        report: LoadReport,
+        verifier: Verifier | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._device = device
         self._ring = ring
         self._stream = stream
         self._system = system
         self._report = report
+        self._verifier = verifier
+        self._progress = progress
         self._lock = threading.Lock()
         self._first_error: BaseException | None = None
 
-    def run(self, work: Sequence[ShardWork], threads: int, closing: ExitStack) -> None:
+    def run(self, work: Sequence[ShardWork], threads: int, closing: Cleanup) -> None:
         """Bring every span to the device and wait until all of it is there.
 
         Args:
             work: the shards, in loading order.
-            threads: reader threads, at least 1.
+            threads: reader threads at most; no more than there are batches are started.
             closing: closes the direct descriptors when the load is over.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
-        queue = self._queue(work, closing)
+        queue = [
+            (state, batch)
+            for item in work
+            for state in [_ShardState(item, self._system, closing, self._report)]
+            for batch in item.batches
+        ]
+        if self._verifier is not None:
+            # The largest first, so that no thread is left hashing it alone at the end.
+            queue.sort(key=_batch_bytes, reverse=True)
+        waiting = iter(queue)
         readers = [
-            threading.Thread(target=self._drain, args=(queue,), name=f"weightload-{number}")
-            for number in range(threads)
+            threading.Thread(target=self._drain, args=(waiting,), name=f"weightload-{number}")
+            for number in range(min(threads, len(queue)))
         ]
         started: list[threading.Thread] = []
         try:
@@ -99,68 +123,73 @@ class Upload:
         except DriverError as error:
             self._keep(error)
 
-    def _queue(
-        self, work: Sequence[ShardWork], closing: ExitStack
-    ) -> Iterator[tuple[_ShardState, Span]]:
-        for item in work:
-            state = _ShardState(item, self._system, closing, self._report)
-            for span in item.spans:
-                yield state, span
-
-    def _next(self, queue: Iterator[tuple[_ShardState, Span]]) -> tuple[_ShardState, Span] | None:
-        with self._lock:
-            return None if self._first_error is not None else next(queue, None)
-
     def _keep(self, error: BaseException) -> None:
         with self._lock:
             self._first_error = self._first_error or error
 
-    def _drain(self, queue: Iterator[tuple[_ShardState, Span]]) -> None:
+    def _next(self, waiting: Iterator[_Batch]) -> _Batch | None:
+        with self._lock:
+            return None if self._first_error is not None else next(waiting, None)
+
+    def _drain(self, waiting: Iterator[_Batch]) -> None:
         try:
             with self._device.current():
-                while (item := self._next(queue)) is not None:
+                while (item := self._next(waiting)) is not None:
                     self._bring(*item)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self._keep(error)
 
-    def _bring(self, state: _ShardState, span: Span) -> None:
-        slot = self._ring.take()
-        try:
-            reads, route = state.fill(span, slot.bytes_view)
-        except BaseException:
-            self._ring.give_back(slot)
-            raise
-        self._copy(slot, span, state.work.addresses)
-        self._ring.submit(slot, self._stream)
+    def _bring(self, state: _ShardState, batch: Sequence[Span]) -> None:
+        hasher = self._verifier.hasher(state.work.records) if self._verifier else None
+        for span in batch:
+            slot = self._ring.take()
+            try:
+                reads, route = state.fill(span, slot.bytes_view)
+            except BaseException:
+                self._ring.give_back(slot)
+                raise
+            try:
+                self._copy(slot, span, state.work.addresses)
+                if hasher is not None:
+                    hasher.update(slot.bytes_view, span.slices)
+            except BaseException:
+                self._ring.quarantine(slot)
+                raise
+            self._ring.submit(slot, self._stream)
+            self._count(span, reads, route)
+
+    def _copy(self, slot: Slot, span: Span, addresses: Sequence[int]) -> None:
+        call = self._device.driver.call
+        for piece in span.slices:
+            call(
+                "cuMemcpyHtoDAsync",
+                addresses[piece.tensor] + piece.tensor_offset,
+                slot.address + piece.slot_offset,
+                piece.nbytes,
+                self._stream,
+            )
+
+    def _count(self, span: Span, reads: int, route: Route) -> None:
         moved = sum(piece.nbytes for piece in span.slices)
+        report = self._report
         with self._lock:
-            report = self._report
             report.reads += reads
             report.read_bytes += span.nbytes
             report.copies += len(span.slices)
             report.route_bytes[route] = report.route_bytes.get(route, 0) + moved
+            if self._progress is not None:
+                self._progress(sum(report.route_bytes.values()), report.wanted_bytes)
 
-    def _copy(self, slot: Slot, span: Span, addresses: Sequence[int]) -> None:
-        call = self._device.driver.call
-        try:
-            for piece in span.slices:
-                call(
-                    "cuMemcpyHtoDAsync",
-                    addresses[piece.tensor] + piece.tensor_offset,
-                    slot.address + piece.slot_offset,
-                    piece.nbytes,
-                    self._stream,
-                )
-        except BaseException:
-            self._ring.quarantine(slot)
-            raise
+
+def _batch_bytes(item: _Batch) -> int:
+    return sum(span.wanted_end for span in item[1])
 
 
 class _ShardState:
     """One shard's reader, which falls back from direct to buffered for the whole file."""
 
     def __init__(
-        self, work: ShardWork, system: System, closing: ExitStack, report: LoadReport
+        self, work: ShardWork, system: System, closing: Cleanup, report: LoadReport
     ) -> None:
         self.work = work
         self._report = report
@@ -173,7 +202,7 @@ class _ShardState:
             except OSError as error:
                 self._fall_back(f"O_DIRECT was refused at open ({error.strerror})")
             else:
-                closing.callback(system.close, descriptor)
+                closing.undo(system.close, descriptor)
                 self._direct = ShardReader(system, work.shard, descriptor, direct=True)
 
     def fill(self, span: Span, target: memoryview) -> tuple[int, Route]:

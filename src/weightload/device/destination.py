@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weightload.cleanup import Cleanup
 from weightload.device.driver import EVENT_DISABLE_TIMING
 from weightload.errors import DeviceMemoryError, UsageError
-from weightload.plan import DEVICE_ALIGNMENT_BYTES, Layout, plan_layout
+from weightload.plan import DEVICE_ALIGNMENT_BYTES, plan_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -51,22 +51,27 @@ class DeviceTensor:
 
 
 class Destination(Protocol):
-    """Slabs for one load, and the tensors over them."""
+    """Memory for one load, and the tensors over it."""
 
-    addresses: Sequence[int]
-    layout: Layout
+    @property
+    def addresses(self) -> Sequence[int]:
+        """Device address of each record's first byte, once allocated."""
+
+    @property
+    def slab_bytes(self) -> Sequence[int]:
+        """Sizes of the device allocations."""
 
     def allocate(self) -> None:
-        """Take the slabs; afterwards `addresses` has one device address per record."""
+        """Take the memory."""
 
     def ready(self, stream: int) -> None:
-        """Make `stream` wait until the slabs may be written."""
+        """Make `stream` wait until the memory may be written."""
 
     def tensors(self) -> dict[str, Any]:
         """One tensor per record, by name."""
 
     def release(self) -> None:
-        """Give the slabs back."""
+        """Give the memory back."""
 
 
 class DriverDestination:
@@ -75,7 +80,9 @@ class DriverDestination:
     def __init__(self, device: Device, records: Sequence[Record]) -> None:
         self._device = device
         self._records = records
-        self.layout = plan_layout([record.nbytes for record in records], SLAB_BYTES)
+        self.slab_bytes, self._places = plan_layout(
+            [record.nbytes for record in records], SLAB_BYTES
+        )
         self.addresses: Sequence[int] = ()
         self._slabs: list[int] = []
 
@@ -85,11 +92,11 @@ class DriverDestination:
         Raises:
             DriverError: the device is out of memory.
         """
-        for nbytes in self.layout.slab_bytes:
+        for nbytes in self.slab_bytes:
             # A checkpoint of empty tensors alone has a slab of no bytes.
             address = self._device.driver.call("cuMemAlloc", nbytes) if nbytes else 0
             self._slabs.append(int(address))
-        self.addresses = [self._slabs[place.slab] + place.offset for place in self.layout.places]
+        self.addresses = [self._slabs[place.slab] + place.offset for place in self._places]
 
     def ready(self, stream: int) -> None:
         """Nothing to wait for: fresh driver memory has no earlier user."""
@@ -147,7 +154,9 @@ class TorchDestination:
         self._torch = torch
         self._device = device
         self._records = records
-        self.layout = plan_layout([record.nbytes for record in records], SLAB_BYTES)
+        self.slab_bytes, self._places = plan_layout(
+            [record.nbytes for record in records], SLAB_BYTES
+        )
         self.addresses: Sequence[int] = ()
         self._slabs: list[torch.Tensor] = []
 
@@ -159,14 +168,14 @@ class TorchDestination:
         """
         where = f"cuda:{self._device.ordinal}"
         try:
-            for nbytes in self.layout.slab_bytes:
+            for nbytes in self.slab_bytes:
                 self._slabs.append(
                     self._torch.empty(nbytes, dtype=self._torch.uint8, device=where)
                 )
         except self._torch.OutOfMemoryError as error:
             self.release()
             raise DeviceMemoryError(
-                f"{where} has no room for {sum(self.layout.slab_bytes)} bytes of weights; "
+                f"{where} has no room for {sum(self.slab_bytes)} bytes of weights; "
                 f"free memory on it or choose a smaller model."
             ) from error
         bases = [slab.data_ptr() for slab in self._slabs]
@@ -175,21 +184,11 @@ class TorchDestination:
                 "torch's allocator returned memory that is not 256-aligned; "
                 "use its default allocator."
             )
-        self.addresses = [bases[place.slab] + place.offset for place in self.layout.places]
+        self.addresses = [bases[place.slab] + place.offset for place in self._places]
 
     def ready(self, stream: int) -> None:
-        """Order `stream` behind torch's current stream.
-
-        torch may hand out memory whose last user is still queued on its current stream.
-        """
-        driver = self._device.driver
-        torch_stream = self._torch.cuda.current_stream(self._device.ordinal).cuda_stream
-        event = int(driver.call("cuEventCreate", EVENT_DISABLE_TIMING))
-        try:
-            driver.call("cuEventRecord", event, torch_stream)
-            driver.call("cuStreamWaitEvent", stream, event, 0)
-        finally:
-            driver.call("cuEventDestroy", event)
+        """Order `stream` behind torch's: its memory may have a user queued there."""
+        _order_behind_torch(self._device, stream)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """One torch tensor per record, over its slab.
@@ -199,7 +198,7 @@ class TorchDestination:
         """
         return {
             record.name: self._tensor(record, self._slabs[place.slab], place.offset)
-            for record, place in zip(self._records, self.layout.places, strict=True)
+            for record, place in zip(self._records, self._places, strict=True)
         }
 
     def _tensor(self, record: Record, slab: torch.Tensor, offset: int) -> torch.Tensor:
@@ -210,3 +209,73 @@ class TorchDestination:
     def release(self) -> None:
         """Drop the slabs: their memory lives on in the tensors that were handed out."""
         self._slabs.clear()
+
+
+class CallerDestination:
+    """Tensors that the caller made: torch's on the device, or `DeviceTensor`."""
+
+    slab_bytes: Sequence[int] = ()
+
+    def __init__(self, device: Device, records: Sequence[Record], into: Mapping[str, Any]) -> None:
+        """Check every tensor against its record.
+
+        Raises:
+            UsageError: one is on another device, not contiguous, or of another dtype or
+                shape.
+        """
+        self._device = device
+        self._into = into
+        for record in records:
+            _check_fits(record, into[record.name], device.ordinal)
+        self.addresses: Sequence[int] = [int(into[r.name].data_ptr()) for r in records]
+        self._torch_owned = not all(isinstance(into[r.name], DeviceTensor) for r in records)
+
+    def allocate(self) -> None:
+        """Nothing to take: the memory is there."""
+
+    def ready(self, stream: int) -> None:
+        """Order `stream` behind torch's, where the tensors may still be in use."""
+        if self._torch_owned:
+            _order_behind_torch(self._device, stream)
+
+    def tensors(self) -> dict[str, Any]:
+        """The caller's own tensors."""
+        return dict(self._into)
+
+    def release(self) -> None:
+        """Nothing to give back: the memory is the caller's."""
+
+
+def _check_fits(record: Record, tensor: Any, ordinal: int) -> None:  # noqa: ANN401 - see above
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if isinstance(tensor, DeviceTensor):
+        fits = (dtype, shape) == (record.dtype, record.shape)
+    else:
+        if tensor.device.type != "cuda" or tensor.device.index != ordinal:
+            raise UsageError(
+                f"into[{record.name!r}] is on {tensor.device}, not on cuda:{ordinal}."
+            )
+        if not tensor.is_contiguous():
+            raise UsageError(f"into[{record.name!r}] is not contiguous; give a contiguous tensor.")
+        name = _TORCH_NAMES.get(record.dtype)
+        same = (dtype, shape) == (name, record.shape)
+        fits = same or (name is None and dtype == "uint8" and tensor.nbytes == record.nbytes)
+    if not fits:
+        raise UsageError(
+            f"into[{record.name!r}] is {dtype} of shape {list(shape)}; the checkpoint has "
+            f"{record.dtype} of shape {list(record.shape)}."
+        )
+
+
+def _order_behind_torch(device: Device, stream: int) -> None:
+    """Make `stream` wait for what is queued on torch's current stream."""
+    import torch  # noqa: PLC0415 - importing weightload must not import torch
+
+    call = device.driver.call
+    torch_stream = torch.cuda.current_stream(device.ordinal).cuda_stream
+    event = int(call("cuEventCreate", EVENT_DISABLE_TIMING))
+    try:
+        call("cuEventRecord", event, torch_stream)
+        call("cuStreamWaitEvent", stream, event, 0)
+    finally:
+        call("cuEventDestroy", event)

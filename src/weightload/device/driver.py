@@ -24,6 +24,7 @@ ENTRY_POINTS = (
     "cuDevicePrimaryCtxRetain",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
+    "cuMemHostRegister",
     "cuMemHostAlloc",
     "cuMemAlloc",
     "cuStreamCreate",
@@ -35,6 +36,7 @@ ENTRY_POINTS = (
     "cuStreamSynchronize",
     "cuEventDestroy",
     "cuStreamDestroy",
+    "cuMemHostUnregister",
     "cuMemFreeHost",
     "cuMemFree",
     "cuDevicePrimaryCtxRelease",
@@ -42,6 +44,7 @@ ENTRY_POINTS = (
 )
 
 STREAM_NON_BLOCKING = 1
+EVENT_BLOCKING_SYNC = 1
 EVENT_DISABLE_TIMING = 2
 # Usable from every context, as slots are filled and settled by many threads.
 HOST_ALLOC_PORTABLE = 1

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _INTEGRATED = 18
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
+_HOST_REGISTER_SUPPORTED = 99
 _PAGEABLE_USES_HOST_PAGE_TABLES = 100
 
 
@@ -33,12 +34,14 @@ class DeviceProfile:
         capability: compute capability, major and minor.
         integrated: CPU and GPU share one memory pool.
         host_page_tables: the device reads pageable memory through the host's page tables.
+        host_register: memory of the process's own can be pinned in place.
     """
 
     name: str
     capability: tuple[int, int]
     integrated: bool
     host_page_tables: bool
+    host_register: bool
 
     @property
     def is_gb10(self) -> bool:
@@ -127,4 +130,5 @@ def _read_profile(driver: Driver, handle: int) -> DeviceProfile:
         capability=(attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR)),
         integrated=bool(attribute(_INTEGRATED)),
         host_page_tables=bool(attribute(_PAGEABLE_USES_HOST_PAGE_TABLES)),
+        host_register=bool(attribute(_HOST_REGISTER_SUPPORTED)),
     )

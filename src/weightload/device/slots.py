@@ -1,11 +1,11 @@
-"""The ring: pinned slots reserved once, and the rule for when one may be written again.
+"""The ring: slots reserved once, and the rule for when one may be written again.
 
-Pinning costs about 0.45 s per GiB, so the ring is small, made by one allocation
-before the weights take their memory (some kernels fail pins under device-memory
-pressure), and never grows. A slot may be written again only when its own event
-says that the copies out of it have run: to settle. A copy, event or wait that
-fails proves nothing about its own slot, because a driver call may return an
-earlier call's error; such a slot is quarantined, neither rewritten nor freed.
+Pinning costs time, so the ring is small, is reserved before the weights take their
+memory (some kernels fail pins under device-memory pressure), and never grows. A slot
+may be written again only when its own event says that the copies out of it have run:
+to settle. A copy, event or wait that fails proves nothing about its own slot, because
+a driver call may return an earlier call's error; such a slot is quarantined, neither
+rewritten nor freed.
 
 Considered and left: one allocation per slot (small pinned allocations are not
 page-aligned, and each costs a driver round trip), and polling with cuEventQuery
@@ -15,7 +15,6 @@ page-aligned, and each costs a driver round trip), and polling with cuEventQuery
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 from collections import deque
 from contextlib import suppress
@@ -23,18 +22,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightload.cleanup import Cleanup
-from weightload.device.driver import EVENT_DISABLE_TIMING, HOST_ALLOC_PORTABLE
+from weightload.device.driver import EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING
 from weightload.errors import DriverError, RingError
-from weightload.plan import round_up
 
 if TYPE_CHECKING:
     from weightload.device.driver import Driver
+    from weightload.device.pinned import RingMemory
 
-# Below this the copies are too small to reach the link's rate.
-RING_BYTES_FLOOR = 8 << 20
-# How drivers have been seen to refuse a pin: invalid value (kernels 6.11 to 6.13), out
-# of memory (WSL2), operating-system call failed, not supported.
-_PIN_REFUSALS = (1, 2, 304, 801)
+# A waiting thread sleeps instead of spinning: the readers need the cores.
+_EVENT_FLAGS = EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC
 
 
 @dataclass(eq=False)
@@ -53,61 +49,41 @@ class Slot:
 
 
 class Ring:
-    """All slots. Safe to use from several threads."""
+    """All slots. Safe to use from several threads.
 
-    def __init__(self, driver: Driver, slot_count: int, slot_bytes: int, alignment: int) -> None:
-        """Reserve the ring: one pinned allocation and one event per slot.
+    Attributes:
+        memory: where the slots lie.
+        quarantined: slots set aside for good.
+    """
 
-        When the pin is refused, half as many slots are tried, down to 8 MiB; then
-        pageable memory is taken and `pinned` is False.
+    def __init__(self, driver: Driver, memory: RingMemory, slot_bytes: int) -> None:
+        """Cut the memory into slots, each with an event of its own.
 
         Raises:
-            DriverError: an event could not be made; nothing is left behind.
+            DriverError: an event could not be made; the memory was given back.
         """
         self._driver = driver
+        self.memory = memory
+        self.slot_bytes = slot_bytes
+        self.quarantined: list[Slot] = []
         self._changed = threading.Condition()
         self._closed = False
-        self.slot_bytes = slot_bytes
-        self.refusals: list[str] = []
-        self.quarantined: list[Slot] = []
-        self._in_flight: deque[Slot] = deque()
         self._busy = 0
-        self._pageable: mmap.mmap | None = None
-        self._free: deque[Slot] = deque()
-        self.slot_count, self.address = self._reserve(slot_count, alignment)
-        self.pinned = self._pageable is None
-        self.pinned_bytes = self.slot_count * slot_bytes + alignment if self.pinned else 0
+        self._in_flight: deque[Slot] = deque()
         self._slots: list[Slot] = []
         try:
-            self._make_slots(round_up(self.address, alignment))
+            self._make_slots()
         except BaseException:
             with suppress(DriverError):
                 self.close()
             raise
         self._free = deque(self._slots)
 
-    def _reserve(self, slot_count: int, alignment: int) -> tuple[int, int]:
-        while True:
-            wanted = slot_count * self.slot_bytes + alignment
-            try:
-                address = self._driver.call("cuMemHostAlloc", wanted, HOST_ALLOC_PORTABLE)
-            except DriverError as error:
-                if error.code not in _PIN_REFUSALS:
-                    raise
-                self.refusals.append(f"{wanted} bytes of pinned memory were refused")
-            else:
-                return slot_count, int(address)
-            if slot_count == 1 or wanted // 2 < RING_BYTES_FLOOR:
-                break
-            slot_count = max(1, slot_count // 2)
-        self._pageable = mmap.mmap(-1, wanted)
-        return slot_count, ctypes.addressof(ctypes.c_char.from_buffer(self._pageable))
-
-    def _make_slots(self, first: int) -> None:
-        for number in range(self.slot_count):
-            address = first + number * self.slot_bytes
+    def _make_slots(self) -> None:
+        for number in range(self.memory.slot_count):
+            address = self.memory.address + number * self.slot_bytes
             buffer = (ctypes.c_ubyte * self.slot_bytes).from_address(address)
-            event = int(self._driver.call("cuEventCreate", EVENT_DISABLE_TIMING))
+            event = int(self._driver.call("cuEventCreate", _EVENT_FLAGS))
             self._slots.append(Slot(address, memoryview(buffer).cast("B"), event))
 
     def take(self) -> Slot:
@@ -212,5 +188,7 @@ class Ring:
             self._driver.call("cuEventDestroy", slot.event)
 
     def _free_memory(self) -> None:
-        if self.pinned and not self.quarantined:
-            self._driver.call("cuMemFreeHost", self.address)
+        if self.quarantined:
+            self.memory.abandon()
+        else:
+            self.memory.free()

@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 # cachestat(2), Linux 6.5; the number is the same on every architecture
 # (include/uapi/asm-generic/unistd.h).
 _SYS_CACHESTAT = 451
+# Not among the mmap module's constants (include/uapi/asm-generic/mman-common.h).
+_MADV_POPULATE_WRITE = 23
 
 
 class _CachestatRange(ctypes.Structure):
@@ -79,6 +82,21 @@ class System:
             ctypes.c_uint(0),
         )
         return None if result else int(stat.cached)
+
+    def advise(self, mapping: mmap.mmap, advice: int) -> None:
+        """Advise the kernel on a whole mapping; advice that it does not know is no error."""
+        with suppress(OSError):
+            mapping.madvise(advice)
+
+    def populate(self, address: int, nbytes: int) -> None:
+        """Fault in writable memory without holding Python's lock.
+
+        MADV_POPULATE_WRITE is Linux 5.14; an older kernel faults the pages later.
+        """
+        madvise = ctypes.CDLL(None).madvise
+        madvise(
+            ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(_MADV_POPULATE_WRITE)
+        )
 
     def memory(self) -> Memory:
         """Total and available memory now."""
