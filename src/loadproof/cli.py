@@ -207,9 +207,6 @@ def _tell(qualified: Qualified) -> None:
     predicate = qualified.statement.predicate
     conclusion = predicate.conclusion
     console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
-    if qualified.said:
-        _complain.print("A leg failed; it had said:", style="bold")
-        _complain.print(qualified.said.rstrip(), markup=False)
     table = Table(*TIME_HEADER, title=f"{predicate.device_class}, {predicate.tensors} tensors")
     for row in time_rows(predicate):
         table.add_row(*row)
@@ -219,6 +216,8 @@ def _tell(qualified: Qualified) -> None:
     console.print(f"Verdict: {headline(predicate)}.", style="bold", markup=False)
     console.print(f"Required {conclusion.requirement}: {conclusion.answer}.", markup=False)
     console.print(f"Receipt: {qualified.receipt}\nReport: {qualified.report}", markup=False)
+    if qualified.failed_leg is not None:
+        console.print(f"What the failed leg said: {qualified.failed_leg}", markup=False)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 RECEIPT_NAME = "receipt.json"
 REPORT_NAME = "report.md"
+FAILED_LEG_NAME = "failed-leg.txt"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,12 +72,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Qualified(msgspec.Struct, frozen=True):
-    """The receipt, where it is, and what a failed leg said."""
+    """The receipt, and where everything was written.
+
+    Attributes:
+        statement: The receipt.
+        receipt: Where it is.
+        report: Where the page for people is.
+        failed_leg: Where the standard error of the first leg that failed is; it may name paths
+            and is therefore no part of the receipt.  None when no leg failed.
+    """
 
     statement: Statement
     receipt: Path
     report: Path
-    said: str
+    failed_leg: Path | None
 
 
 def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
@@ -121,7 +130,11 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     receipt, report = job.out / RECEIPT_NAME, job.out / REPORT_NAME
     write_whole(report, render(statement).encode())
     write_whole(receipt, encode(statement))
-    return Qualified(statement, receipt, report, trial.said)
+    failed_leg = None
+    if trial.said:
+        failed_leg = job.out / FAILED_LEG_NAME
+        write_whole(failed_leg, trial.said.encode())
+    return Qualified(statement, receipt, report, failed_leg)
 
 
 def _require_device(trial: Trial) -> None:

@@ -7,8 +7,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-from fixtures.checkpoints import Tensor, write_checkpoint
 
+from fixtures.checkpoints import Tensor, write_checkpoint
 from loadproof.measure.messages import Request
 from loadproof.plan.identity import package_digest
 

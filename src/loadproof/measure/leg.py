@@ -49,7 +49,8 @@ def run_leg(request: Request, timeout_s: float) -> Ended:
         request: What to do.
         timeout_s: After this the leg's processes are killed and it counts as failed.
     """
-    command = [sys.executable, "-m", "loadproof.measure.child"]
+    # -P: a file of the current folder must not stand in for the harness.
+    command = [sys.executable, "-P", "-m", "loadproof.measure.child"]
     with tempfile.TemporaryFile() as said:
         sampler = MemorySampler()
         process = subprocess.Popen(

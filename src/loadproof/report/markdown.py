@@ -63,8 +63,8 @@ def _lines(statement: Statement) -> Iterator[str]:
     yield "\n## Memory\n"
     yield from _table(_MEMORY_HEADER, _memory_rows(predicate))
     yield (
-        "\nPeaks over the timing legs, in MiB; pinned and device as the loader counts them. On the "
-        "fake device both are shared memory of the process."
+        "\nPeaks over the timing legs, in MiB; pinned and device as the loader counts them. On "
+        "the fake device both are shared memory of the process."
     )
     yield "\n## What ran, and where\n"
     yield from _arms(predicate)

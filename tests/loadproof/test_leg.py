@@ -1,0 +1,227 @@
+"""Legs: however the loader behaves, there is one outcome and nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+import pytest
+
+from loadproof.measure.digest import differences
+from loadproof.measure.ground_truth import file_manifest, tensor_places
+from loadproof.measure.leg import run_leg
+from loadproof.measure.messages import Failure, Plant, Request, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Stub = Callable[..., Request]
+
+# Loads for real, through the loader of this repository.
+REAL = """
+    from weightload import load
+    """
+
+
+def outcome(request: Request, timeout_s: float = 60.0) -> Result | Failure:
+    """Run a leg and check that none of its processes is left."""
+    ended = run_leg(request, timeout_s)
+    assert psutil.Process().children(recursive=True) == []
+    return ended.outcome
+
+
+def test_a_timing_leg_reads_nothing_back(stub: Stub) -> None:
+    """It delivers every byte, is timed, and makes no copy from device to host."""
+    found = outcome(stub(REAL))
+    assert isinstance(found, Result), found
+    assert found.tensors == 5
+    assert found.nbytes == 64 * 32 * 2 + 28 + 4 + 33 * 5 * 8
+    assert found.device_to_host_copies == 0
+    assert found.manifest is None
+    assert 0 < found.elapsed_s < 30
+    assert found.device.fake
+    assert found.hazards == ()
+
+
+def test_a_hash_leg_finds_the_files_bytes(stub: Stub, checkpoint: Path) -> None:
+    """Device bytes, read back, are those of an independent read of the files."""
+    found = outcome(stub(REAL, kind="hash"))
+    assert isinstance(found, Result), found
+    assert found.manifest == file_manifest(tensor_places(checkpoint))
+
+
+def test_a_planted_bit_is_blamed_on_its_tensor(stub: Stub, checkpoint: Path) -> None:
+    """One bit on the device changes one tensor's digests and nothing else."""
+    found = outcome(stub(REAL, kind="hash", plant=Plant("head", 700, 3)))
+    assert isinstance(found, Result), found
+    assert found.manifest is not None
+    wrong = differences(file_manifest(tensor_places(checkpoint)), found.manifest)
+    assert [(each.tensor, each.kind) for each in wrong] == [("head", "bytes")]
+
+
+def test_the_delay_is_inside_the_timed_part(stub: Stub) -> None:
+    """A delay of three times the load's own time makes it at least four times as long."""
+    source = """
+        import time
+        from weightload import load as _load
+
+        def load(*arguments, **options):
+            time.sleep(0.05)
+            return _load(*arguments, **options)
+        """
+    found = outcome(stub(source, delay_fraction=3.0))
+    assert isinstance(found, Result), found
+    assert found.elapsed_s >= 0.2
+
+
+def test_a_loader_that_lies_about_being_done_is_waited_for(stub: Stub) -> None:
+    """Work still queued on the device when the call returns is inside the timed part."""
+    source = """
+        from weightload import load as _load
+
+        def load(*arguments, driver, **options):
+            loaded = _load(*arguments, driver=driver, **options)
+            _, stream = driver.cuStreamCreate(1)
+            tensor = loaded["head"]
+            driver.cuMemsetD8Async(tensor.data_ptr(), 7, tensor.nbytes, stream)
+            driver.cuStreamDestroy(stream)
+            return loaded
+        """
+    found = outcome(stub(source, kind="hash"))
+    assert isinstance(found, Result), found
+    assert found.manifest is not None
+    by_name = {each.name: each for each in found.manifest.tensors}
+    import hashlib  # noqa: PLC0415 -- only here
+
+    assert by_name["head"].sha256 == hashlib.sha256(b"\7" * 1320).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        ("raise ValueError('no such luck')", "loader-raised", "ValueError: no such luck"),
+        ("import os; os._exit(7)", "leg-mute", "status 7 during 'load'"),
+        ("import os; os.abort()", "leg-killed", "SIGABRT during 'load'"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "leg-killed", "SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "leg-killed", "SIGSEGV"),
+    ],
+)
+def test_a_loader_that_dies_is_a_failure_with_a_code(
+    stub: Stub, body: str, code: str, told: str
+) -> None:
+    """An exception, an exit and every signal are told apart, in one sentence."""
+    found = outcome(stub(f"def load(*_, **__): {body}"))
+    assert isinstance(found, Failure)
+    assert found.code == code
+    assert told in found.sentence
+
+
+def test_a_leg_that_hangs_is_killed_with_its_children(stub: Stub) -> None:
+    """After the time-out the whole group is gone, grandchildren too."""
+    source = """
+        import subprocess, time
+
+        def load(*_, **__):
+            subprocess.Popen(["sleep", "1000"])
+            time.sleep(1000)
+        """
+    found = outcome(stub(source), timeout_s=3.0)
+    assert found == Failure("leg-timeout", "It did not end within 3 s and was killed.")
+
+
+def test_what_a_loader_prints_does_not_reach_the_harness(stub: Stub) -> None:
+    """Prints, from Python and from C, go to standard error."""
+    source = """
+        import os
+        from weightload import load as _load
+
+        def load(*arguments, **options):
+            print('{"type": "result"}')
+            os.write(1, b"noise")
+            return _load(*arguments, **options)
+        """
+    ended = run_leg(stub(source), 60.0)
+    assert isinstance(ended.outcome, Result)
+    assert "noise" in ended.said
+
+
+def test_a_loader_from_elsewhere_is_refused(stub: Stub) -> None:
+    """An entry point that resolves outside of the arm's folder is not measured."""
+    found = outcome(stub(REAL, entry="weightload:load"))
+    assert isinstance(found, Failure)
+    assert (found.code, "outside the arm's folder" in found.sentence) == ("wrong-code", True)
+
+
+def test_code_that_changed_after_installation_is_refused(stub: Stub) -> None:
+    """The digest of the imported package must be the installed one's."""
+    request = stub(REAL)
+    Path(request.site, "stubloader", "more.py").write_text("x = 1\n")
+    found = outcome(request)
+    assert isinstance(found, Failure)
+    assert found.code == "wrong-code"
+
+
+@pytest.mark.parametrize("device", ["fake:nonsense", "gpu", "cuda:", "cuda:99"])
+def test_a_device_that_is_not_here_is_told(stub: Stub, device: str) -> None:
+    """A device by a wrong name, or an absent one, is a failure before any load."""
+    found = outcome(stub(REAL, device=device))
+    assert isinstance(found, Failure)
+    assert found.code == "no-device"
+
+
+def test_a_killed_harness_leaves_no_leg(stub: Stub, tmp_path: Path) -> None:
+    """SIGKILL to the harness ends its leg too."""
+    source = f"""
+        import os, time
+
+        def load(*_, **__):
+            path = {str(tmp_path / "pid")!r}
+            with open(path + ".part", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(path + ".part", path)
+            time.sleep(1000)
+        """
+    request = msgspec.json.encode(stub(source))
+    harness_source = (
+        "import msgspec, os, sys\n"
+        "from loadproof.measure.leg import run_leg\n"
+        "from loadproof.measure.messages import Request\n"
+        "request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)\n"
+        "run_leg(msgspec.structs.replace(request, parent=os.getpid()), 60.0)\n"
+    )
+    harness = subprocess.Popen([sys.executable, "-c", harness_source], stdin=subprocess.PIPE)
+    try:
+        assert harness.stdin is not None
+        with harness.stdin:
+            harness.stdin.write(request)
+        leg = psutil.Process(int(_written(tmp_path / "pid")))
+        harness.send_signal(signal.SIGKILL)
+        harness.wait(10)
+        psutil.wait_procs([leg], timeout=10)
+        assert not leg.is_running() or leg.status() == psutil.STATUS_ZOMBIE
+    finally:
+        harness.kill()
+        harness.wait()
+
+
+def test_a_leg_whose_parent_is_already_gone_ends_at_once(stub: Stub) -> None:
+    """A request that names another parent is not worked on."""
+    found = outcome(stub(REAL, parent=os.getpid() + 1))
+    assert isinstance(found, Failure)
+    assert found.code == "leg-mute"
+
+
+def _written(path: Path, patience_s: float = 30.0) -> str:
+    """Return a file's text once it is there."""
+    deadline = time.monotonic() + patience_s
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} was never written"
+        time.sleep(0.01)
+    return path.read_text()
