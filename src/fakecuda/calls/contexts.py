@@ -60,10 +60,9 @@ class ContextCalls(Machine):
     @entry
     def cuDevicePrimaryCtxRetain(self, device: int) -> int:
         ordinal = self._device(device)
-        context = next(
-            (known for known in self._contexts.values() if known.device == ordinal), None
-        )
-        if context is None or not context.users:
+        alive = (known for known in self._contexts.values() if known.users)
+        context = next((known for known in alive if known.device == ordinal), None)
+        if context is None:
             self._newest_handle += 0x40
             context = Context(self._newest_handle, ordinal, self._here.site)
             context.legacy = self._new_stream(0, context, 0, blocking=True)
