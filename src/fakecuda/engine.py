@@ -161,7 +161,7 @@ class Engine:
         """The operations that could run now, one for each stream that has one."""
         heads = []
         for stream in self._order.streams:
-            if stream.queue and not stream.holds:
+            if stream.queue:
                 op = stream.queue[0]
                 if not op.running and _may_start(op):
                     heads.append(op)
@@ -170,8 +170,6 @@ class Engine:
     def _needed(self, op: Op) -> tuple[Op | None, str]:
         """The operation to run next on the way to `op`, or why there is none."""
         while True:
-            if op.stream.holds:
-                return None, "its stream is held"
             head = op.stream.queue[0]
             waits_for = next((other for other in head.waits_for if not other.done), None)
             if waits_for is not None:
@@ -179,7 +177,8 @@ class Engine:
             elif head.running:
                 return None, "another thread runs it"
             elif head.ready is not None and not head.ready():
-                return None, "the memory value that it waits for has not come"
+                what = "its stream is held" if head.kind == "hold" else "a value has not come"
+                return None, what
             else:
                 return head, ""
 

@@ -8,11 +8,11 @@ from fakecuda.calls.copies import CopyCalls
 from fakecuda.calls.memory import MemoryCalls
 from fakecuda.calls.streams import StreamCalls
 from fakecuda.choices import Choices, Late
-from fakecuda.hazards import Hazard, HazardError
+from fakecuda.hazards import Hazard, HazardError, caller_site
 from fakecuda.limits import Limits
 from fakecuda.profile import Profile, load_profile
 from fakecuda.surface import SURFACE
-from fakecuda.work import Stream
+from fakecuda.work import Op, Stream
 
 
 class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
@@ -66,6 +66,7 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
             facts, choices or Late(), seed, limits or Limits(), devices, stuck_after_s
         )
         self._seed = seed
+        self._gates: dict[int, list[Op]] = {}
         self._closed = False
 
     @property
@@ -79,9 +80,17 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         return self._trail.text
 
     def hold(self, stream: int) -> None:
-        """Keep all work of a stream from running until `release`."""
+        """Keep a stream's later work from running until `release`.
+
+        Work that is in the stream already is not held: on a GPU the same is done by
+        letting the stream wait for a value.
+        """
         with self._lock:
-            self._held(stream).holds += 1
+            self._here.site = caller_site()
+            gate = Op("hold", self._here.call, self._here.site)
+            gate.ready = lambda: gate not in self._gates.get(stream, ())
+            self._gates.setdefault(stream, []).append(gate)
+            self._engine.queue(self._stream_to_hold(stream), gate)
 
     def release(self, stream: int) -> None:
         """Let a held stream go on.
@@ -90,10 +99,8 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
             ValueError: It is not held.
         """
         with self._lock:
-            held = self._held(stream)
-            if not held.holds:
+            if not self._gates.pop(stream, None):
                 raise ValueError("this stream is not held")
-            held.holds -= 1
             self._lock.notify_all()
 
     def close(self, *, check: bool = True) -> None:
@@ -124,8 +131,8 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         # An error on its way out is the first error: hazards do not hide it.
         self.close(check=error is None)
 
-    def _held(self, handle: int) -> Stream:
-        """The stream to hold, from a thread that may have no context of its own."""
+    def _stream_to_hold(self, handle: int) -> Stream:
+        """The stream, also from a thread that has no context of its own."""
         if handle in self._streams:
             return self._streams[handle]
         alive = [context for context in self._contexts.values() if context.users]

@@ -43,7 +43,7 @@ class Op:
     """One operation in a stream.
 
     Attributes:
-        kind: `copy`, `fill`, `record`, `wait`, `wait-value`, `write-value` or `call`.
+        kind: `copy`, `fill`, `record`, `wait`, `wait-value`, `write-value`, `call` or `hold`.
         call: The number of the driver call that queued it.
         source: Real address to read from.
         target: Real address to write to.
@@ -100,7 +100,6 @@ class Stream:
         number: The how-manieth stream of the fake; its place in clocks.
         context: The context it belongs to.
         blocking: Whether the legacy default stream waits for it, and it for that one.
-        holds: How often it is held; held work does not run.
         refusals: How often in a row a query has answered "not ready".
         queue: What has not ended, oldest first.
         outstanding: What the host does not know to have ended, oldest first.
@@ -114,7 +113,6 @@ class Stream:
     flags: int
     site: Site
     blocking: bool
-    holds: int = 0
     refusals: int = 0
     sequence: int = 0
     queue: deque[Op] = field(default_factory=deque)

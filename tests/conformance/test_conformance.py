@@ -1,0 +1,62 @@
+"""The driver's contract, row by row, on the fake and on hardware."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fakecuda.conformance import ROWS, Row
+
+Runner = Callable[[Row], str]
+
+_ONE_SIDED_MAX = 5
+_TWO_SIDED = [name for name, row in ROWS.items() if not row.one_sided]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_fake(name: str, fake_runner: Runner) -> None:
+    """The fake keeps the contract."""
+    row = ROWS[name]
+    assert fake_runner(row) in row.allowed, row.fact
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", _TWO_SIDED)
+def test_cuda(name: str, real_runner: Runner) -> None:
+    """A CUDA GPU keeps the contract; where it does not, the contract is wrong."""
+    row = ROWS[name]
+    assert real_runner(row) in row.allowed, row.fact
+
+
+@pytest.mark.gb10
+@pytest.mark.parametrize("name", _TWO_SIDED)
+def test_gb10(name: str, real_runner: Runner) -> None:
+    """A GB10 keeps the contract; where it does not, the contract is wrong."""
+    row = ROWS[name]
+    assert real_runner(row) in row.allowed, row.fact
+
+
+@pytest.mark.parametrize("name", _TWO_SIDED)
+def test_fake_equals_hardware(
+    name: str, fake_runner: Runner, tables: list[dict[str, Any]]
+) -> None:
+    """The fake answers every row as the device did that it decides like."""
+    seen = {
+        table["rows"][name]
+        for table in tables
+        if table["device"] == "NVIDIA H200" and name in table["rows"]
+    }
+    # A row that never ran on hardware is listed as "never" at the end of the run.
+    assert not seen or seen == {fake_runner(ROWS[name])}
+
+
+def test_few_rows_are_one_sided() -> None:
+    """At most five rows run on the fake alone, each with a written reason."""
+    one_sided = [row for row in ROWS.values() if row.one_sided]
+    assert len(one_sided) <= _ONE_SIDED_MAX
+    assert all(" " in row.one_sided for row in one_sided)
+
+
+def test_every_row_states_its_fact() -> None:
+    """Every row says in a sentence what it shows."""
+    assert all(row.fact and row.allowed for row in ROWS.values())
