@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+# Held until the process ends, so that Python does not free what a device may still touch.
+_ABANDONED: list[object] = []
+
+
+def abandon(resource: object) -> None:
+    """Leave a resource as it is for good, on purpose."""
+    _ABANDONED.append(resource)
+
+
 class Cleanup(ExitStack):
     """An ExitStack whose undo steps never hide an earlier error."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weightload.budget import check_room
 from weightload.checkpoint.folder import open_checkpoint
 from weightload.checkpoint.selection import select
-from weightload.cleanup import Cleanup
+from weightload.cleanup import Cleanup, abandon
 from weightload.device.destination import (
     CallerDestination,
     Destination,
@@ -187,7 +187,7 @@ class _Run:
     report: LoadReport
     verifier: Verifier | None
 
-    def load(  # noqa: PLR0913 - independent keywords, each with a default
+    def load(
         self,
         checkpoint: str | os.PathLike[str],
         only: Sequence[str] | None,
@@ -196,21 +196,22 @@ class _Run:
         report = self.report
         with report.phase("total"), Cleanup() as kept:
             with report.phase("open"):
-                files = kept.enter_context(open_checkpoint(checkpoint))
+                files = open_checkpoint(checkpoint)
+            with files:
+                report.strays = files.strays
                 selection = select(files, only, into)
-                gpu = Device(self.seam, self.ordinal)
-                kept.undo(gpu.close)
-            with gpu.current(), Cleanup() as staging:
-                destination = self._destination(gpu, selection, into)
-                self._upload(gpu, selection, destination, kept, staging)
-                with report.phase("close"):
-                    for part in selection.shards:
-                        part.shard.check_unchanged()
-                    tensors = destination.tensors()
-                    staging.close()
-                    report.strays = files.strays
-                    files.close()
-                    digests = self.verifier.finish(selection.records) if self.verifier else {}
+                with report.phase("device"):
+                    gpu = Device(self.seam, self.ordinal)
+                    kept.undo(gpu.close)
+                with gpu.current(), Cleanup() as staging:
+                    destination = self._destination(gpu, selection, into)
+                    self._upload(gpu, selection, destination, kept, staging)
+                    with report.phase("close"):
+                        for part in selection.shards:
+                            part.shard.check_unchanged()
+                        tensors = destination.tensors()
+                        staging.close()
+                digests = self.verifier.finish(selection.records) if self.verifier else {}
             # torch's tensors keep their own memory and its hold on the context; memory
             # from the driver lives until the caller closes it.
             closing = ExitStack() if self.from_torch else kept.pop_all()
@@ -258,8 +259,13 @@ class _Run:
         work = _work(selection, report.decisions, batches, destination)
         with report.phase("stream"):
             upload = Upload(gpu, ring, stream, self.system, report, self.verifier, self.progress)
-            upload.run(work, self.threads, staging)
-            call("cuStreamSynchronize", stream)
+            try:
+                upload.run(work, self.threads, staging)
+                call("cuStreamSynchronize", stream)
+            except BaseException:
+                if upload.unfinished:
+                    abandon(kept.pop_all())
+                raise
 
     def _prefill(self, gpu: Device, slots: int) -> Staging | None:
         """Start to fill memory that can be registered, where that is the cheaper pin."""

@@ -51,7 +51,12 @@ class ShardWork(NamedTuple):
 
 
 class Upload:
-    """One run of the pipeline."""
+    """One run of the pipeline.
+
+    Attributes:
+        unfinished: whether copies may still be on their way to the device after a failed
+            run, so that neither end of them may be freed.
+    """
 
     def __init__(
         self,
@@ -72,6 +77,7 @@ class Upload:
         self._progress = progress
         self._lock = threading.Lock()
         self._first_error: BaseException | None = None
+        self.unfinished = False
 
     def run(self, work: Sequence[ShardWork], threads: int, closing: Cleanup) -> None:
         """Bring every span to the device and wait until all of it is there.
@@ -118,10 +124,17 @@ class Upload:
             raise self._first_error
 
     def _settle(self) -> None:
+        """Wait for all copies: those of quarantined slots can only be awaited with the stream."""
         try:
             self._ring.settle_all()
         except DriverError as error:
             self._keep(error)
+        if self._ring.quarantined:
+            try:
+                self._device.driver.call("cuStreamSynchronize", self._stream)
+            except DriverError as error:
+                self._keep(error)
+                self.unfinished = True
 
     def _keep(self, error: BaseException) -> None:
         with self._lock:

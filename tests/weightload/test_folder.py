@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fixtures.checkpoints import Tensor, write_checkpoint, write_shard
 
+from fixtures.checkpoints import Tensor, write_checkpoint, write_shard
 from weightload.checkpoint.folder import INDEX_NAME, open_checkpoint
 from weightload.errors import (
     CheckpointError,

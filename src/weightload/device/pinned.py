@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from weightload.cleanup import abandon
 from weightload.device.driver import HOST_ALLOC_PORTABLE
 from weightload.errors import DriverError
 from weightload.plan import round_up
@@ -32,9 +33,6 @@ _RING_BYTES_FLOOR = 8 << 20
 _PIN_REFUSALS = (1, 2, 304, 712, 800, 801)
 
 PinKind = Literal["registered", "allocated", "pageable"]
-
-# Mappings that a device may still read, kept from being unmapped by Python.
-_ABANDONED: list[object] = []
 
 
 @dataclass
@@ -61,7 +59,7 @@ class RingMemory:
 
     def abandon(self) -> None:
         """Leave the memory as it is until the process ends: the device may still read it."""
-        _ABANDONED.append(self.mapping)
+        abandon(self.mapping)
 
 
 def reserve(
