@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoints import Tensor, write_checkpoint
+from fixtures.repositories import commit_all, git
 from loadproof.plan.revisions import Repository
+from loadproof.report.receipt import decode
 
 ROOT = Path(__file__).parents[2]
 LARGE = [Tensor(f"layer.{n}.weight", "BF16", (1024, 1024)) for n in range(20)]
@@ -38,17 +40,10 @@ def load(*arguments, **options):
 '''
 
 
-def git(folder: Path, *arguments: str) -> None:
-    """Run git in a folder."""
-    identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
-    command = ["git", *identity, *arguments]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 42 MB of random bytes in 40 tensors: more than the ring holds."""
-    folder = tmp_path_factory.mktemp("weights")
+    folder = tmp_path_factory.mktemp("somebodys-weights")
     write_checkpoint(folder, [LARGE + SMALL], seed=5)
     return folder
 
@@ -60,9 +55,7 @@ def clone(tmp_path: Path) -> Path:
     folder.mkdir()
     repository = Repository(ROOT)
     repository.export(repository.worktree(), folder)
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message=as it is")
+    commit_all(folder, "as it is")
     return folder
 
 
@@ -73,7 +66,7 @@ def break_on_a_branch(clone: Path, file: str, old: str, new: str) -> None:
     assert text.count(old) == 1, f"{file} no longer holds {old!r} once"
     path.write_text(text.replace(old, new))
     git(clone, "checkout", "--quiet", "-b", "broken")
-    git(clone, "commit", "--quiet", "--all", "--message=broken on purpose")
+    commit_all(clone, "broken on purpose")
 
 
 def qualify(clone: Path, weights: Path, *more: str) -> tuple[int, str, dict[str, Any]]:
@@ -131,3 +124,8 @@ def test_the_same_code_has_equal_weights_and_every_control(clone: Path, weights:
     assert {leg["device_to_host_copies"] for leg in timed} == {0}
     assert {leg["digest"] for leg in timed} == {predicate["arms"]["A"]["digest"]}
     assert {leg["nbytes"] for leg in timed} == {predicate["checkpoint_bytes"]}
+    decode((clone / "out" / "receipt.json").read_bytes())
+    for name in ("receipt.json", "report.md"):
+        text = (clone / "out" / name).read_text("utf-8")
+        assert weights.name not in text
+        assert str(clone) not in text

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import msgspec
 import psutil
 import pytest
 
+from fixtures.processes import TELL_AND_HANG, written
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.measure.leg import run_leg
@@ -98,8 +98,6 @@ def test_a_loader_that_lies_about_being_done_is_waited_for(stub: Stub) -> None:
     assert isinstance(found, Result), found
     assert found.manifest is not None
     by_name = {each.name: each for each in found.manifest.tensors}
-    import hashlib  # noqa: PLC0415 -- only here
-
     assert by_name["head"].sha256 == hashlib.sha256(b"\7" * 1320).hexdigest()
 
 
@@ -178,16 +176,7 @@ def test_a_device_that_is_not_here_is_told(stub: Stub, device: str) -> None:
 
 def test_a_killed_harness_leaves_no_leg(stub: Stub, tmp_path: Path) -> None:
     """SIGKILL to the harness ends its leg too."""
-    source = f"""
-        import os, time
-
-        def load(*_, **__):
-            path = {str(tmp_path / "pid")!r}
-            with open(path + ".part", "w") as file:
-                file.write(str(os.getpid()))
-            os.rename(path + ".part", path)
-            time.sleep(1000)
-        """
+    source = TELL_AND_HANG.format(path=str(tmp_path / "pid"))
     request = msgspec.json.encode(stub(source))
     harness_source = (
         "import msgspec, os, sys\n"
@@ -196,19 +185,17 @@ def test_a_killed_harness_leaves_no_leg(stub: Stub, tmp_path: Path) -> None:
         "request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)\n"
         "run_leg(msgspec.structs.replace(request, parent=os.getpid()), 60.0)\n"
     )
-    harness = subprocess.Popen([sys.executable, "-c", harness_source], stdin=subprocess.PIPE)
-    try:
-        assert harness.stdin is not None
-        with harness.stdin:
-            harness.stdin.write(request)
-        leg = psutil.Process(int(_written(tmp_path / "pid")))
-        harness.send_signal(signal.SIGKILL)
-        harness.wait(10)
-        psutil.wait_procs([leg], timeout=10)
-        assert not leg.is_running() or leg.status() == psutil.STATUS_ZOMBIE
-    finally:
-        harness.kill()
-        harness.wait()
+    command = [sys.executable, "-c", harness_source]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as harness:
+        try:
+            assert harness.stdin is not None
+            with harness.stdin:
+                harness.stdin.write(request)
+            leg = psutil.Process(int(written(tmp_path / "pid")))
+        finally:
+            harness.kill()
+    psutil.wait_procs([leg], timeout=10)
+    assert not leg.is_running() or leg.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_leg_whose_parent_is_already_gone_ends_at_once(stub: Stub) -> None:
@@ -216,12 +203,3 @@ def test_a_leg_whose_parent_is_already_gone_ends_at_once(stub: Stub) -> None:
     found = outcome(stub(REAL, parent=os.getpid() + 1))
     assert isinstance(found, Failure)
     assert found.code == "leg-mute"
-
-
-def _written(path: Path, patience_s: float = 30.0) -> str:
-    """Return a file's text once it is there."""
-    deadline = time.monotonic() + patience_s
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} was never written"
-        time.sleep(0.01)
-    return path.read_text()

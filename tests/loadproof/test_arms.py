@@ -1,0 +1,167 @@
+"""Arms: exactly the code that was named, installed by itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fixtures.repositories import commit_all, git
+from loadproof.errors import ArmError
+from loadproof.plan.arms import choose, install
+from loadproof.plan.identity import package_digest
+from loadproof.plan.revisions import Repository
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "weightload"
+version = "1"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with a package of one file on main."""
+    folder = tmp_path / "project"
+    (folder / "weightload").mkdir(parents=True)
+    (folder / "weightload" / "__init__.py").write_text("def load(): return 1\n")
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / ".gitignore").write_text("*.ignored\n")
+    commit_all(folder, "one")
+    return folder
+
+
+def test_the_working_tree_is_tracked_and_untracked_and_not_ignored(
+    project: Path, tmp_path: Path
+) -> None:
+    """Changes, new files and deletions are exported; ignored files and the index are not."""
+    (project / "weightload" / "__init__.py").write_text("def load(): return 2\n")
+    (project / "weightload" / "new.py").write_text("x = 1\n")
+    (project / "weightload" / "left.ignored").write_text("x")
+    before = git(project, "status", "--porcelain")
+    repository = Repository(project)
+    revision = repository.worktree()
+    (tmp_path / "out").mkdir()
+    repository.export(revision, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out" / "weightload").iterdir()}
+    assert names == {"__init__.py", "new.py"}
+    assert "return 2" in (tmp_path / "out" / "weightload" / "__init__.py").read_text()
+    assert git(project, "status", "--porcelain") == before
+    assert revision.dirty
+    assert revision.branch == "main"
+
+
+def test_a_clean_working_tree_is_its_commit(project: Path) -> None:
+    """Without changes the tree is HEAD's, so both arms share one installation."""
+    repository = Repository(project)
+    assert repository.worktree().tree == repository.revision("main").tree
+    assert not repository.worktree().dirty
+
+
+def test_a_dirty_checkout_needs_permission(project: Path) -> None:
+    """Uncommitted changes are refused in one sentence, or allowed on request."""
+    (project / "more.py").write_text("x = 1\n")
+    with pytest.raises(ArmError, match="not committed"):
+        choose(Repository(project), "worktree", allow_dirty=False, allow_detached=False)
+    chosen = choose(Repository(project), "worktree", allow_dirty=True, allow_detached=False)
+    assert chosen.dirty
+
+
+def test_a_detached_head_needs_permission(project: Path) -> None:
+    """A detached HEAD is refused in one sentence, or allowed on request."""
+    git(project, "checkout", "--quiet", "--detach")
+    with pytest.raises(ArmError, match="HEAD is detached"):
+        choose(Repository(project), "worktree", allow_dirty=False, allow_detached=False)
+    chosen = choose(Repository(project), "worktree", allow_dirty=False, allow_detached=True)
+    assert chosen.branch is None
+
+
+def test_main_falls_back_to_origins_and_says_so(project: Path, tmp_path: Path) -> None:
+    """A clone without a local main takes origin's, with a note."""
+    git(tmp_path, "clone", "--quiet", str(project), "clone")
+    clone = tmp_path / "clone"
+    git(clone, "checkout", "--quiet", "--detach")
+    git(clone, "branch", "--quiet", "-D", "main")
+    revision = Repository(clone).revision("main")
+    assert revision.note == "There is no local 'main'; origin/main was used."
+
+
+@pytest.mark.parametrize("name", ["nonsense", "--upload-pack=x", "main..main", ""])
+def test_an_unknown_revision_is_one_sentence(project: Path, name: str) -> None:
+    """Whatever git does not resolve to one commit is refused."""
+    with pytest.raises(ArmError, match="There is no revision"):
+        Repository(project).revision(name)
+
+
+def test_no_repository_is_one_sentence(tmp_path: Path) -> None:
+    """A folder outside of any repository is refused."""
+    with pytest.raises(ArmError, match="not inside a git repository"):
+        Repository(tmp_path)
+
+
+def test_an_arm_is_installed_once_per_tree_and_identified(project: Path, tmp_path: Path) -> None:
+    """Equal trees share a folder; another tree has another folder and digest."""
+    repository = Repository(project)
+    first = install(repository, repository.revision("main"), tmp_path / "arms")
+    again = install(repository, repository.worktree(), tmp_path / "arms")
+    assert first.site == again.site
+    assert first.arm.digest == again.arm.digest
+    (project / "weightload" / "__init__.py").write_text("def load(): return 2\n")
+    other = install(repository, repository.worktree(), tmp_path / "arms")
+    assert other.site != first.site
+    assert other.arm.digest != first.arm.digest
+
+
+def test_a_package_that_is_not_there_is_told(project: Path, tmp_path: Path) -> None:
+    """An entry point into a package that the revision lacks is refused."""
+    repository = Repository(project)
+    with pytest.raises(ArmError, match="installs no package 'other'"):
+        install(repository, repository.revision("main"), tmp_path / "arms", "other:load")
+
+
+def test_a_missing_build_backend_is_told(project: Path, tmp_path: Path) -> None:
+    """A backend that is not installed is named as what is missing."""
+    text = PROJECT.replace("hatchling.build", "no_such_backend.build")
+    (project / "pyproject.toml").write_text(text)
+    repository = Repository(project)
+    with pytest.raises(ArmError, match="build backend is not installed"):
+        install(repository, repository.worktree(), tmp_path / "arms")
+
+
+def test_a_missing_pip_is_told(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without pip there are no arms, and the sentence says so."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    repository = Repository(project)
+    with pytest.raises(ArmError, match="install pip"):
+        install(repository, repository.worktree(), tmp_path / "arms")
+
+
+def test_a_revision_that_does_not_build_is_told(project: Path, tmp_path: Path) -> None:
+    """A broken pyproject is one sentence that names the revision."""
+    (project / "pyproject.toml").write_text(PROJECT.replace('version = "1"', ""))
+    repository = Repository(project)
+    with pytest.raises(ArmError, match="'worktree' cannot be installed") as caught:
+        install(repository, repository.worktree(), tmp_path / "arms")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:
+    """Another name or byte changes it; a compiled cache does not."""
+    (tmp_path / "a.py").write_text("x")
+    plain = package_digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_bytes(b"y")
+    assert package_digest(tmp_path) == plain
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    renamed = package_digest(tmp_path)
+    (tmp_path / "b.py").write_text("y")
+    assert len({plain, renamed, package_digest(tmp_path)}) == 3

