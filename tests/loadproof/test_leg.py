@@ -50,6 +50,24 @@ def test_a_timing_leg_reads_nothing_back(stub: Stub) -> None:
     assert found.hazards == ()
 
 
+@pytest.mark.parametrize("call", ["cuMemcpyDtoH", "cuMemcpy"])
+def test_a_loader_that_reads_back_is_counted(stub: Stub, call: str) -> None:
+    """A copy off the device inside the load is seen, by its own call or by the general one."""
+    source = f"""
+        from weightload import load as _load
+
+        def load(*arguments, driver, **options):
+            loaded = _load(*arguments, driver=driver, **options)
+            _, pinned = driver.cuMemHostAlloc(64, 0)
+            driver.{call}(pinned, loaded["head"].data_ptr(), 64)
+            driver.cuMemFreeHost(pinned)
+            return loaded
+        """
+    found = outcome(stub(source))
+    assert isinstance(found, Result), found
+    assert found.device_to_host_copies == 1
+
+
 def test_a_hash_leg_finds_the_files_bytes(stub: Stub, checkpoint: Path) -> None:
     """Device bytes, read back, are those of an independent read of the files."""
     found = outcome(stub(REAL, kind="hash"))

@@ -149,7 +149,7 @@ class Device:
         """Return how many copies left the device so far, or None where nobody counts."""
         if self._fake is None:
             return None
-        return sum("DtoH" in str(entry[2]) for entry in self._fake.journal.entries)
+        return sum(map(_leaves_the_device, self._fake.journal.records()))
 
     def hazards(self) -> tuple[str, ...]:
         """Return what the fake found wrong so far; a GPU finds nothing by itself."""
@@ -177,6 +177,15 @@ class Device:
         if int(result):
             raise DeviceError(f"{name} returned {getattr(result, 'name', result)}.")
         return values[0] if values else None
+
+
+def _leaves_the_device(record: Mapping[str, Any]) -> bool:
+    """Say whether a journal's record is a call that copies from the device to the host."""
+    call, given = record.get("call", ""), record.get("args", {})
+    if call in {"cuMemcpy", "cuMemcpyAsync"}:
+        source, target = str(given["src"]), str(given["dst"])
+        return source.startswith("device") and not target.startswith("device")
+    return "DtoH" in call
 
 
 def _dtype_name(tensor: Any) -> str:  # noqa: ANN401 -- torch's tensor or the fake's
