@@ -25,14 +25,13 @@ from weightload.device.destination import (
     TorchDestination,
 )
 from weightload.device.driver import STREAM_NON_BLOCKING, Driver, real_driver
-from weightload.device.pinned import reserve
+from weightload.device.pinned import Reservation
 from weightload.device.profile import Device, parse_ordinal
 from weightload.device.slots import Ring
 from weightload.errors import UsageError
 from weightload.host.reads import DIRECT_ALIGNMENT_BYTES
-from weightload.host.staging import Staging
 from weightload.host.system import System
-from weightload.plan import plan_batches
+from weightload.plan import check_slot, plan_batches
 from weightload.report import LoadReport
 from weightload.routes import check_route, decide
 from weightload.upload import ShardWork, Upload
@@ -42,15 +41,13 @@ if TYPE_CHECKING:
     import os
 
     from weightload.checkpoint.selection import Selection
-    from weightload.plan import Span
-    from weightload.routes import RouteChoice, RouteDecision
+    from weightload.routes import RouteChoice
 
 # Smaller slots lose time to Python's lock, larger ones to pinning them.
 SLOT_BYTES = 4 << 20
 SLOT_COUNT_MAX = 24
 # Reading is waiting, so even two cores keep a few reads under way.
 _THREADS_MIN, _THREADS_MAX = 4, 12
-_STAGING_THREADS_MAX = 4
 
 
 class Loaded(Mapping[str, Any]):
@@ -205,11 +202,10 @@ class _Run:
                     kept.undo(gpu.close)
                 with gpu.current(), Cleanup() as staging:
                     destination = self._destination(gpu, selection, into)
-                    self._upload(gpu, selection, destination, kept, staging)
+                    tensors = self._upload(gpu, selection, destination, kept, staging)
                     with report.phase("close"):
                         for part in selection.shards:
                             part.shard.check_unchanged()
-                        tensors = destination.tensors()
                         staging.close()
                 digests = self.verifier.finish(selection.records) if self.verifier else {}
             # torch's tensors keep their own memory and its hold on the context; memory
@@ -233,59 +229,55 @@ class _Run:
         destination: Destination,
         kept: Cleanup,
         staging: Cleanup,
-    ) -> None:
-        """Stream every wanted byte; the ring is pinned before the weights take memory."""
+    ) -> dict[str, Any]:
+        """Stream every wanted byte; returns the tensors."""
         report, call = self.report, self.seam.call
-        stream = int(call("cuStreamCreate", STREAM_NON_BLOCKING))
-        staging.undo(call, "cuStreamDestroy", stream)
-        with Cleanup() as unclaimed:
-            slots = min(self.slot_count, max(1, -(-selection.wanted_bytes // self.slot_bytes)))
-            check_room(gpu.profile, self.system, selection.wanted_bytes, slots * self.slot_bytes)
-            prefilled = self._prefill(gpu, slots)
-            if prefilled is not None:
-                unclaimed.undo(prefilled.close)
-            with report.phase("plan"):
-                batches = self._plan(selection)
-            unclaimed.pop_all()
+        wanted_bytes, slot_bytes = selection.wanted_bytes, self.slot_bytes
+        slots = min(self.slot_count, max(1, -(-wanted_bytes // slot_bytes)))
+        check_slot(slot_bytes, DIRECT_ALIGNMENT_BYTES)
+        check_room(gpu.profile, self.system, wanted_bytes, slots * slot_bytes)
         with report.phase("reserve"):
-            memory = reserve(self.seam, prefilled, slots, self.slot_bytes, DIRECT_ALIGNMENT_BYTES)
-            ring = Ring(self.seam, memory, self.slot_bytes)
-            staging.undo(ring.close)
+            reservation = Reservation(gpu, self.system, slots, slot_bytes, DIRECT_ALIGNMENT_BYTES)
+            staging.undo(reservation.cancel)
         with report.phase("allocate"):
+            stream = int(call("cuStreamCreate", STREAM_NON_BLOCKING))
+            staging.undo(call, "cuStreamDestroy", stream)
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
+            work = self._work(selection, destination)
+        with report.phase("reserve"):
+            ring = Ring(self.seam, reservation.finish(), slot_bytes)
+            staging.undo(ring.close)
         self._describe(gpu, selection, destination, ring)
-        work = _work(selection, report.decisions, batches, destination)
+        upload = Upload(gpu, ring, stream, self.system, report, self.verifier, self.progress)
         with report.phase("stream"):
-            upload = Upload(gpu, ring, stream, self.system, report, self.verifier, self.progress)
             try:
-                upload.run(work, self.threads, staging)
+                with upload.running(work, self.threads, staging):
+                    tensors = destination.tensors()
                 call("cuStreamSynchronize", stream)
             except BaseException:
                 if upload.unfinished:
                     abandon(kept.pop_all())
                 raise
+        return tensors
 
-    def _prefill(self, gpu: Device, slots: int) -> Staging | None:
-        """Start to fill memory that can be registered, where that is the cheaper pin."""
-        if gpu.profile.integrated or not gpu.profile.host_register:
-            return None
-        threads = min(self.threads, _STAGING_THREADS_MAX)
-        return Staging(self.system, slots * self.slot_bytes, threads)
-
-    def _plan(self, selection: Selection) -> list[list[list[Span]]]:
-        """Batches of spans for every shard, and each shard's route."""
-        self.report.decisions = [
-            decide(self.route, part.shard, self.system) for part in selection.shards
-        ]
-        whole = self.verifier is not None
-        return [
-            plan_batches(
-                part.records, self.slot_bytes, DIRECT_ALIGNMENT_BYTES, whole_tensors=whole
+    def _work(self, selection: Selection, destination: Destination) -> list[ShardWork]:
+        """Give each shard its route, its plan and its tensors' addresses."""
+        addresses = iter(destination.addresses)
+        work = []
+        for shard, records in selection.shards:
+            decision = decide(self.route, shard, self.system)
+            self.report.decisions.append(decision)
+            batches = plan_batches(
+                records,
+                self.slot_bytes,
+                DIRECT_ALIGNMENT_BYTES,
+                whole_tensors=self.verifier is not None,
             )
-            for part in selection.shards
-        ]
+            ours = list(islice(addresses, len(records)))
+            work.append(ShardWork(shard, records, ours, decision.route, batches))
+        return work
 
     def _describe(
         self, gpu: Device, selection: Selection, destination: Destination, ring: Ring
@@ -301,23 +293,3 @@ class _Run:
         report.fallbacks += memory.refusals
         report.device_bytes = sum(destination.slab_bytes)
         report.slabs = len(destination.slab_bytes)
-
-
-def _work(
-    selection: Selection,
-    decisions: Sequence[RouteDecision],
-    batches: Sequence[Sequence[Sequence[Span]]],
-    destination: Destination,
-) -> list[ShardWork]:
-    """Pair each shard's batches with its route and its tensors' addresses."""
-    addresses = iter(destination.addresses)
-    return [
-        ShardWork(
-            part.shard,
-            part.records,
-            list(islice(addresses, len(part.records))),
-            decision.route,
-            plan,
-        )
-        for part, decision, plan in zip(selection.shards, decisions, batches, strict=True)
-    ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightload.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from weightload.checkpoint.header import Record
 
@@ -76,10 +76,24 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+def check_slot(slot_bytes: int, alignment: int) -> None:
+    """Check that a slot can hold aligned reads.
+
+    Raises:
+        UsageError: `slot_bytes` is not a positive multiple of `alignment`.
+    """
+    if slot_bytes <= 0 or slot_bytes % alignment:
+        raise UsageError(
+            f"a slot of {slot_bytes} bytes is not a multiple of the alignment, {alignment}."
+        )
+
+
 def plan_batches(
     records: Sequence[Record], slot_bytes: int, alignment: int, *, whole_tensors: bool
-) -> list[list[Span]]:
+) -> Iterator[list[Span]]:
     """Plan one shard as batches: the spans of a batch are brought by one thread, in order.
+
+    Batches are made as they are asked for, so that planning overlaps the upload.
 
     Args:
         records: as for `plan_spans`.
@@ -90,60 +104,52 @@ def plan_batches(
             is read twice. Otherwise each span is a batch.
     """
     if not whole_tensors:
-        return [[span] for span in plan_spans(records, slot_bytes, alignment)]
-    batches: list[list[Span]] = []
+        for span in plan_spans(records, slot_bytes, alignment):
+            yield [span]
+        return
     first = 0
     for number, record in enumerate(records, start=1):
         following = records[number].nbytes if number < len(records) else 2 * slot_bytes
         if record.end - records[first].start + following >= 2 * slot_bytes:
-            batches.append(plan_spans(records[first:number], slot_bytes, alignment, first))
+            batch = list(plan_spans(records[first:number], slot_bytes, alignment, first))
             first = number
-    return [batch for batch in batches if batch]
+            if batch:
+                yield batch
 
 
 def plan_spans(
-    records: Sequence[Record], slot_bytes: int, alignment: int, first: int = 0
-) -> list[Span]:
+    records: Iterable[Record], slot_bytes: int, alignment: int, first: int = 0
+) -> Iterator[Span]:
     """Plan the reads that bring the given tensors of one shard.
 
     Args:
         records: tensors of one shard, ordered by `start`, not overlapping.
-        slot_bytes: capacity of one slot; a multiple of `alignment`.
+        slot_bytes: capacity of one slot; see `check_slot`.
         alignment: of file offsets and lengths, in bytes; a power of two.
         first: number of the first tensor given, among the shard's.
 
-    Returns:
+    Yields:
         Spans in file order, which do not overlap: no byte of the file is read twice.
-
-    Raises:
-        UsageError: `slot_bytes` is not a positive multiple of `alignment`.
     """
-    if slot_bytes <= 0 or slot_bytes % alignment:
-        raise UsageError(
-            f"a slot of {slot_bytes} bytes is not a multiple of the alignment, {alignment}."
-        )
-    spans: list[Span] = []
     slices: list[Slice] = []
-    offset = end = 0
+    offset = end = window_end = 0
     for tensor, record in enumerate(records, start=first):
         position = record.start
         while position < record.end:
-            window_end = position // slot_bytes * slot_bytes + slot_bytes
-            piece_end = min(record.end, window_end)
             # A piece joins the open span when it begins on pages that the span reads anyway.
-            same_window = position // slot_bytes == offset // slot_bytes
-            joins = slices and same_window and position <= round_up(end, alignment)
+            joins = position < window_end and position <= round_up(end, alignment)
             if not joins:
                 if slices:
-                    spans.append(_span(offset, end, alignment, slices))
+                    yield _span(offset, end, alignment, slices)
                 offset, slices = position // alignment * alignment, []
+                window_end = position // slot_bytes * slot_bytes + slot_bytes
+            end = min(record.end, window_end)
             slices.append(
-                Slice(tensor, position - offset, position - record.start, piece_end - position)
+                Slice(tensor, position - offset, position - record.start, end - position)
             )
-            position = end = piece_end
+            position = end
     if slices:
-        spans.append(_span(offset, end, alignment, slices))
-    return spans
+        yield _span(offset, end, alignment, slices)
 
 
 def _span(offset: int, end: int, alignment: int, slices: list[Slice]) -> Span:

@@ -10,13 +10,14 @@ thread is joined before it is.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightload.errors import DriverError
 from weightload.host.reads import DirectRefusedError, ShardReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.checkpoint.header import Record
@@ -47,7 +48,7 @@ class ShardWork(NamedTuple):
     records: Sequence[Record]
     addresses: Sequence[int]
     route: Route
-    batches: Sequence[Sequence[Span]]
+    batches: Iterable[Sequence[Span]]
 
 
 class Upload:
@@ -79,36 +80,35 @@ class Upload:
         self._first_error: BaseException | None = None
         self.unfinished = False
 
-    def run(self, work: Sequence[ShardWork], threads: int, closing: Cleanup) -> None:
-        """Bring every span to the device and wait until all of it is there.
+    @contextmanager
+    def running(self, work: Sequence[ShardWork], threads: int, closing: Cleanup) -> Iterator[None]:
+        """Bring every span to the device while the body runs, and wait until all is there.
 
         Args:
             work: the shards, in loading order.
-            threads: reader threads at most; no more than there are batches are started.
+            threads: reader threads at most.
             closing: closes the direct descriptors when the load is over.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
-        queue = [
-            (state, batch)
-            for item in work
-            for state in [_ShardState(item, self._system, closing, self._report)]
-            for batch in item.batches
-        ]
+        states = [_ShardState(item, self._system, closing, self._report) for item in work]
+        queue: Iterator[_Batch] = (
+            (state, batch) for state in states for batch in state.work.batches
+        )
         if self._verifier is not None:
             # The largest first, so that no thread is left hashing it alone at the end.
-            queue.sort(key=_batch_bytes, reverse=True)
-        waiting = iter(queue)
+            queue = iter(sorted(queue, key=_batch_bytes, reverse=True))
         readers = [
-            threading.Thread(target=self._drain, args=(waiting,), name=f"weightload-{number}")
-            for number in range(min(threads, len(queue)))
+            threading.Thread(target=self._drain, args=(queue,), name=f"weightload-{number}")
+            for number in range(threads)
         ]
         started: list[threading.Thread] = []
         try:
             for reader in readers:
                 reader.start()
                 started.append(reader)
+            yield
             for reader in started:
                 reader.join()
         except BaseException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +20,8 @@ from tests.weightload.support import ScriptedSystem, device_tensors, driver_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 SLOT = 1 << 16
 SMALL: dict[str, Any] = {"slot_bytes": SLOT, "slot_count": 3, "threads": 2}
 
@@ -106,9 +107,26 @@ def test_one_pinned_reservation(model: Path, profile: str, pins: str, unpins: st
     loaded = weightload.load(model, driver=fake, **SMALL)
     calls = driver_calls(fake)
     assert [name for name in calls if "Host" in name] == [pins, unpins]
-    assert calls.index(pins) < calls.index("cuMemAlloc")
+    # On one shared pool the pin comes first: weights may leave too little room for it.
+    assert profile != "gb10" or calls.index(pins) < calls.index("cuMemAlloc")
     assert loaded.report.pinned_bytes <= 3 * SLOT + 4096
     check_delivered(fake, loaded, model)
+
+
+def test_the_calls_of_a_discrete_load_are_golden(tmp_path: Path) -> None:
+    """What a discrete GPU is asked to do, call by call, changes only on purpose.
+
+    After such a change, write the new list: the failure prints it.
+    """
+    write_checkpoint(tmp_path, [[Tensor("a", "U8", (SLOT,)), Tensor("b", "F32", (5, 3))]], seed=1)
+    fake = FakeCuda("h200")
+    with weightload.load(
+        tmp_path, driver=fake, route="buffered", slot_bytes=SLOT, slot_count=2, threads=1
+    ):
+        pass
+    golden = (FIXTURES / "journals" / "discrete_load.txt").read_text().splitlines()
+    assert fake.journal.calls() == golden, "\n".join(fake.journal.calls())
+    fake.close()
 
 
 def test_reads_are_aligned_and_land_in_slots(model: Path) -> None:

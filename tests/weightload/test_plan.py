@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from weightload.checkpoint.header import Record
 from weightload.errors import UsageError
-from weightload.plan import DEVICE_ALIGNMENT_BYTES, plan_layout, plan_spans, round_up
+from weightload.plan import (
+    DEVICE_ALIGNMENT_BYTES,
+    check_slot,
+    plan_batches,
+    plan_layout,
+    plan_spans,
+    round_up,
+)
 
 ALIGNMENT = 4096
 # Every boundary that alignment can get wrong.
@@ -67,6 +74,23 @@ def test_spans_are_aligned_fit_a_slot_and_never_overlap(
         read_to = span.offset + span.nbytes
 
 
+@given(start=EDGES, pieces=PIECES, slot_pages=st.integers(1, 5))
+def test_batches_of_whole_tensors_hold_whole_tensors(
+    start: int, pieces: list[tuple[int, bool]], slot_pages: int
+) -> None:
+    """Each tensor's slices lie in one batch, in order, and add up to all its bytes."""
+    records = records_from(start, pieces)
+    slot_bytes = slot_pages * ALIGNMENT
+    delivered = [0] * len(records)
+    for batch in plan_batches(records, slot_bytes, ALIGNMENT, whole_tensors=True):
+        for piece in (piece for span in batch for piece in span.slices):
+            assert piece.tensor_offset == delivered[piece.tensor]
+            delivered[piece.tensor] += piece.nbytes
+        touched = {piece.tensor for span in batch for piece in span.slices}
+        assert all(delivered[tensor] == records[tensor].nbytes for tensor in touched)
+    assert delivered == [record.nbytes for record in records]
+
+
 def test_neighbours_share_a_read() -> None:
     """Many small tensors side by side cost one read, not one each."""
     records = records_from(100, [(16, True)] * 500)
@@ -76,16 +100,15 @@ def test_neighbours_share_a_read() -> None:
 
 def test_a_gap_is_not_read() -> None:
     """A tensor that is not wanted is not read along."""
-    spans = plan_spans(
-        records_from(0, [(4096, True), (1 << 20, False), (4096, True)]), 4 << 20, ALIGNMENT
-    )
+    records = records_from(0, [(4096, True), (1 << 20, False), (4096, True)])
+    spans = plan_spans(records, 4 << 20, ALIGNMENT)
     assert [span.nbytes for span in spans] == [4096, 4096]
 
 
 def test_slot_of_odd_size_is_refused() -> None:
     """A slot that cannot hold aligned reads is an error, not a wrong read."""
     with pytest.raises(UsageError, match="not a multiple"):
-        plan_spans([], 4097, ALIGNMENT)
+        check_slot(4097, ALIGNMENT)
 
 
 @given(

@@ -196,19 +196,34 @@ class TorchDestination:
         F4 and F6 come out as the raw bytes, `uint8` of one dimension: torch has no
         type that counts their elements as the format does.
         """
-        return {
-            record.name: self._tensor(record, self._slabs[place.slab], place.offset)
-            for record, place in zip(self._records, self._places, strict=True)
-        }
-
-    def _tensor(self, record: Record, slab: torch.Tensor, offset: int) -> torch.Tensor:
-        raw = slab[offset : offset + record.nbytes]
-        name = _TORCH_NAMES.get(record.dtype)
-        return raw.view(getattr(self._torch, name)).view(record.shape) if name else raw
+        typed: dict[tuple[int, str], torch.Tensor] = {}
+        tensors = {}
+        for record, place in zip(self._records, self._places, strict=True):
+            name = _TORCH_NAMES.get(record.dtype)
+            key = place.slab, name or "uint8"
+            whole = typed.get(key)
+            if whole is None:
+                whole = self._slabs[place.slab].view(getattr(self._torch, key[1]))
+                typed[key] = whole
+            shape = record.shape if name else (record.nbytes,)
+            tensors[record.name] = whole.as_strided(
+                shape, _strides(shape), place.offset // whole.itemsize
+            )
+        return tensors
 
     def release(self) -> None:
         """Drop the slabs: their memory lives on in the tensors that were handed out."""
         self._slabs.clear()
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, in elements; as torch has them, a size of 0 counts as 1."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 class CallerDestination:

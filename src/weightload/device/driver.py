@@ -44,7 +44,6 @@ ENTRY_POINTS = (
 )
 
 STREAM_NON_BLOCKING = 1
-EVENT_BLOCKING_SYNC = 1
 EVENT_DISABLE_TIMING = 2
 # Usable from every context, as slots are filled and settled by many threads.
 HOST_ALLOC_PORTABLE = 1

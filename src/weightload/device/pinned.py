@@ -1,9 +1,11 @@
 """The ring's memory: pinned once, by the cheapest means that this device takes.
 
-On a discrete GPU memory that was filled beforehand is registered; an integrated one
-gets it from the driver, since reports disagree on whether it can register at
-all. When a pin is refused, smaller ones are tried down to 8 MiB, and then pageable
-memory is taken: a slow load that says so is better than none.
+On an integrated device the driver allocates it, before the weights take theirs: some
+kernels fail pins under device-memory pressure, and reports disagree on whether a GB10
+can register memory at all. On a discrete one memory is filled in the background while
+the weights are allocated, and then registered. When a pin is refused, smaller ones are
+tried down to 8 MiB, and then pageable memory is taken: a slow load that says so is
+better than none.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from typing import TYPE_CHECKING, Literal
 from weightload.cleanup import abandon
 from weightload.device.driver import HOST_ALLOC_PORTABLE
 from weightload.errors import DriverError
+from weightload.host.staging import Staging
 from weightload.plan import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightload.device.driver import Driver
-    from weightload.host.staging import Staging
+    from weightload.device.profile import Device
+    from weightload.host.system import System
 
 # Below this the copies are too small to reach the link's rate.
 _RING_BYTES_FLOOR = 8 << 20
@@ -62,50 +66,90 @@ class RingMemory:
         abandon(self.mapping)
 
 
-def reserve(
-    driver: Driver, staging: Staging | None, slot_count: int, slot_bytes: int, alignment: int
-) -> RingMemory:
-    """Reserve the ring's memory, once.
+class Reservation:
+    """The pin of one ring, begun before the weights are allocated and finished after."""
 
-    Args:
-        driver: the seam.
-        staging: memory to register; None asks the driver to allocate.
-        slot_count: slots wanted; fewer come when a pin of that size is refused.
-        slot_bytes: capacity of one slot.
-        alignment: of the first slot's address, in bytes.
+    def __init__(
+        self, device: Device, system: System, slot_count: int, slot_bytes: int, alignment: int
+    ) -> None:
+        """Begin: allocate pinned memory, or start to fill memory that will be registered.
 
-    Raises:
-        DriverError: the driver failed in a way that a smaller pin cannot cure.
-    """
-    refusals: list[str] = []
-    if staging is not None:
+        Args:
+            device: the opened device.
+            system: the operating system's seam.
+            slot_count: slots wanted; fewer come when a pin of that size is refused.
+            slot_bytes: capacity of one slot.
+            alignment: of the first slot's address, in bytes.
+
+        Raises:
+            DriverError: the driver failed in a way that a smaller pin cannot cure.
+        """
+        self._driver = device.driver
+        self._slot_count = slot_count
+        self._slot_bytes = slot_bytes
+        self._alignment = alignment
+        self._refusals: list[str] = []
+        self._memory: RingMemory | None = None
+        self._staging: Staging | None = None
+        if device.profile.integrated or not device.profile.host_register:
+            self._memory = self._allocate()
+        else:
+            self._staging = Staging(system, slot_count * slot_bytes)
+
+    def finish(self) -> RingMemory:
+        """The memory, now pinned; it is the caller's to free.
+
+        Raises:
+            DriverError: as when the reservation began.
+        """
+        memory, self._memory = self._memory or self._register() or self._allocate(), None
+        return memory
+
+    def cancel(self) -> None:
+        """Give back what was begun and not finished."""
+        if self._memory is not None:
+            self._memory.free()
+        if self._staging is not None:
+            self._staging.close()
+
+    def _register(self) -> RingMemory | None:
+        staging = self._staging
+        if staging is None:
+            return None
+        staging.wait()
         try:
-            staging.wait()
-            driver.call("cuMemHostRegister", staging.address, staging.nbytes, HOST_ALLOC_PORTABLE)
+            self._driver.call(
+                "cuMemHostRegister", staging.address, staging.nbytes, HOST_ALLOC_PORTABLE
+            )
         except DriverError as error:
+            self._refuse(error, f"registering {staging.nbytes} bytes")
             staging.close()
-            _note_refusal(error, f"registering {staging.nbytes} bytes", refusals)
-        else:
-            return _registered(driver, staging, slot_count)
-    while True:
-        wanted = slot_count * slot_bytes + alignment
-        try:
-            base = int(driver.call("cuMemHostAlloc", wanted, HOST_ALLOC_PORTABLE))
-        except DriverError as error:
-            _note_refusal(error, f"pinning {wanted} bytes", refusals)
-        else:
-            free = partial(driver.call, "cuMemFreeHost", base)
-            address = round_up(base, alignment)
-            return RingMemory(address, slot_count, "allocated", wanted, free, refusals=refusals)
-        if slot_count == 1 or wanted // 2 < _RING_BYTES_FLOOR:
-            return _pageable(slot_count, slot_bytes, refusals)
-        slot_count //= 2
+            return None
+        self._staging = None
+        return _registered(self._driver, staging, self._slot_count)
 
+    def _allocate(self) -> RingMemory:
+        slots = self._slot_count
+        while True:
+            wanted = slots * self._slot_bytes + self._alignment
+            try:
+                base = int(self._driver.call("cuMemHostAlloc", wanted, HOST_ALLOC_PORTABLE))
+            except DriverError as error:
+                self._refuse(error, f"pinning {wanted} bytes")
+            else:
+                free = partial(self._driver.call, "cuMemFreeHost", base)
+                address = round_up(base, self._alignment)
+                return RingMemory(
+                    address, slots, "allocated", wanted, free, refusals=self._refusals
+                )
+            if slots == 1 or wanted // 2 < _RING_BYTES_FLOOR:
+                return _pageable(slots, self._slot_bytes, self._refusals)
+            slots //= 2
 
-def _note_refusal(error: DriverError, what: str, refusals: list[str]) -> None:
-    if error.code not in _PIN_REFUSALS:
-        raise error
-    refusals.append(f"{what} was refused ({error.name})")
+    def _refuse(self, error: DriverError, what: str) -> None:
+        if error.code not in _PIN_REFUSALS:
+            raise error
+        self._refusals.append(f"{what} was refused ({error.name})")
 
 
 def _registered(driver: Driver, staging: Staging, slot_count: int) -> RingMemory:

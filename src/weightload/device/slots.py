@@ -8,8 +8,9 @@ a driver call may return an earlier call's error; such a slot is quarantined, ne
 rewritten nor freed.
 
 Considered and left: one allocation per slot (small pinned allocations are not
-page-aligned, and each costs a driver round trip), and polling with cuEventQuery
-(it burns the cores that the readers need).
+page-aligned, and each costs a driver round trip), and events that put a waiting
+thread to sleep (CU_EVENT_BLOCKING_SYNC raises an interrupt for every slot: 8.4 GB
+streamed in 0.21 s instead of 0.17 s on an H200).
 """
 
 from __future__ import annotations
@@ -22,15 +23,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightload.cleanup import Cleanup
-from weightload.device.driver import EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING
+from weightload.device.driver import EVENT_DISABLE_TIMING
 from weightload.errors import DriverError, RingError
 
 if TYPE_CHECKING:
     from weightload.device.driver import Driver
     from weightload.device.pinned import RingMemory
-
-# A waiting thread sleeps instead of spinning: the readers need the cores.
-_EVENT_FLAGS = EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC
 
 
 @dataclass(eq=False)
@@ -83,7 +81,7 @@ class Ring:
         for number in range(self.memory.slot_count):
             address = self.memory.address + number * self.slot_bytes
             buffer = (ctypes.c_ubyte * self.slot_bytes).from_address(address)
-            event = int(self._driver.call("cuEventCreate", _EVENT_FLAGS))
+            event = int(self._driver.call("cuEventCreate", EVENT_DISABLE_TIMING))
             self._slots.append(Slot(address, memoryview(buffer).cast("B"), event))
 
     def take(self) -> Slot:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from weightload.host.system import System
 
 _HUGE_PAGE_BYTES = 2 << 20
+# More fillers than this gain nothing: the kernel's own locks are the limit.
+_FILLERS_MAX = 8
 
 
 class Staging:
@@ -27,7 +29,7 @@ class Staging:
         nbytes: usable length.
     """
 
-    def __init__(self, system: System, nbytes: int, threads: int) -> None:
+    def __init__(self, system: System, nbytes: int) -> None:
         self.nbytes = nbytes
         self._mapping = mmap.mmap(
             -1, nbytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -36,7 +38,8 @@ class Staging:
             system.advise(self._mapping, advice)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         self.address = -(-base // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-        share = -(-nbytes // threads // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+        pieces = min(system.cpu_count(), _FILLERS_MAX)
+        share = -(-nbytes // pieces // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         self._fillers = [
             threading.Thread(
                 target=system.populate,
