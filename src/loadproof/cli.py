@@ -29,6 +29,7 @@ from loadproof.judge.conclusion import EXIT_STATUS
 from loadproof.measure.device import Device
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
+from loadproof.plan.policy import BLOCKS_MAX
 from loadproof.qualify import Job, qualify
 from loadproof.report.markdown import TIME_HEADER, headline, time_rows
 
@@ -55,7 +56,7 @@ _Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.
 _Project = Annotated[Path, typer.Option(help="The repository whose revisions are compared.")]
 _Baseline = Annotated[str, typer.Option(help="Revision to compare with.")]
 _Candidate = Annotated[str, typer.Option(help="Revision to judge, or worktree.")]
-_Blocks = Annotated[int | None, typer.Option(min=0, max=20, help="Default: the policy's.")]
+_Blocks = Annotated[int | None, typer.Option(min=0, max=BLOCKS_MAX, help="Default: the policy's.")]
 _Seed = Annotated[int | None, typer.Option(min=0, help="Of order and controls. Default: drawn.")]
 _Policy = Annotated[str | None, typer.Option(help="Policy by name, or a .toml file.")]
 _Requirement = Literal["no-regression", "gain"]

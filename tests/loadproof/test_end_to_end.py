@@ -101,7 +101,7 @@ def test_a_slot_that_is_not_settled_before_reuse_fails_and_names_the_tensor(
 def test_a_loader_that_is_a_fifth_slower_is_a_regression(clone: Path, weights: Path) -> None:
     """Twenty per cent more load time ends in 1 and says regression."""
     break_on_a_branch(clone, "__init__.py", LOAD, SLOWER)
-    status, said, receipt = qualify(clone, weights, "--seed=2")
+    status, said, receipt = qualify(clone, weights, "--blocks=20", "--seed=2")
     assert receipt["predicate"]["conclusion"]["verdict"]["outcome"] == "regression", said
     assert status == 1
     assert "regression" in said

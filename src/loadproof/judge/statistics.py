@@ -1,7 +1,7 @@
 """Exact small-sample statistics over one number per block.
 
 A trial has a handful of blocks, so nothing here is asymptotic: the signed-rank interval comes
-from the exact null distribution, counted by dynamic programming, and the sign-flip test visits
+from the exact null distribution, counted by dynamic programming, and the sign-flip test counts
 every sign pattern.  Both ask only that a block's contrast be symmetric about its centre, which
 mirrored blocks of a same-against-same comparison give.
 
@@ -12,6 +12,7 @@ Sources: Hodges and Lehmann (1963) for the estimate; Hollander, Wolfe and Chicke
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,14 +69,31 @@ def _interval_depth(n: int, confidence: float) -> tuple[int, float]:
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
-    """Return the exact two-sided p-value of the mean being zero under sign flips."""
-    # The first sign may stay fixed: a pattern and its mirror have the same absolute sum.
-    sums = [values[0]]
-    for value in values[1:]:
-        sums = [total + value for total in sums] + [total - value for total in sums]
+    """Return the exact two-sided p-value of the mean being zero under sign flips.
+
+    All 2**n patterns are counted without listing them: each half of the values has 2**(n/2)
+    signed sums, and for a sum of the left half a bisection counts the right half's that reach.
+    """
     # Rounding must not make the observed pattern look larger than itself in another order.
     threshold = abs(sum(values)) * (1.0 - 1e-12)
-    return sum(abs(total) >= threshold for total in sums) / len(sums)
+    if threshold == 0:
+        return 1.0
+    middle = len(values) // 2
+    left, right = _signed_sums(values[:middle]), sorted(_signed_sums(values[middle:]))
+    hits = sum(
+        len(right)
+        - bisect_left(right, threshold - total)
+        + bisect_right(right, -threshold - total)
+        for total in left
+    )
+    return hits / (len(left) * len(right))
+
+
+def _signed_sums(values: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for value in values:
+        sums = [total + value for total in sums] + [total - value for total in sums]
+    return sums
 
 
 def contrast(values: Sequence[float], confidence: float) -> Contrast:

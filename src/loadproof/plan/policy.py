@@ -18,8 +18,8 @@ from loadproof.errors import PolicyError
 
 # With fewer blocks the exact signed-rank test cannot reach 5 % at all (2 / 2**5 = 6.25 %).
 BLOCKS_MIN = 6
-# Above this the exact sign-flip test (2**blocks sign patterns) stops being cheap.
-BLOCKS_MAX = 20
+# Above this the exact sign-flip test (2**(blocks / 2) sums a side) stops being instant.
+BLOCKS_MAX = 32
 
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
