@@ -20,6 +20,7 @@ from weightload.errors import (
     VerificationError,
     WeightloadError,
 )
+from weightload.host.system import System
 from weightload.load import Loaded, load
 from weightload.report import LoadReport
 
@@ -37,6 +38,7 @@ __all__ = [
     "RingError",
     "ShardChangedError",
     "ShardMissingError",
+    "System",
     "UsageError",
     "VerificationError",
     "WeightloadError",

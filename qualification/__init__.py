@@ -1,0 +1,1 @@
+"""What needs hardware: measurements, hardware tests, policies and the receipts that landed."""

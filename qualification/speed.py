@@ -1,0 +1,145 @@
+"""The speed and memory of weightload beside its peers and beside the machine's limits.
+
+Run on a CUDA GPU, from the repository's root:
+
+    python -m qualification.speed make DIR            # the checkpoints, about 13 GB
+    python -m qualification.speed run DIR --out OUT   # samples.json and table.md
+
+Every leg is a fresh process that loads once. A block is a random order of the arms
+followed by its mirror; ratios are taken within a half block, so that a machine that
+slows down slows both sides. Raw samples are written beside the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fixtures.checkpoints import RECIPES
+from loadproof.loaders import PEERS
+from qualification.speed_table import table
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+ROOT = Path(__file__).parents[1]
+LEG_TIMEOUT_S = 120
+WARM_PEERS = (
+    "instanttensor",
+    "safetensors-prefetch",
+    "safetensors",
+    "fastsafetensors",
+    "runai",
+    "touch",
+)
+
+Leg = dict[str, Any]
+
+
+def _load(section: str, arm: str, recipe: str = "base", **options: Any) -> Leg:  # noqa: ANN401 - options of the loader
+    return {"section": section, "arm": arm, "recipe": recipe, "options": options}
+
+
+# Each section's arms, and what the page cache must be like beforehand.
+SECTIONS: dict[str, tuple[str, list[Leg]]] = {
+    "warm": (
+        "warm",
+        [
+            _load("warm", "limits"),
+            _load("warm", "weightload", route="buffered"),
+            *[_load("warm", peer) for peer in WARM_PEERS],
+        ],
+    ),
+    "cold": (
+        "cold",
+        [_load("cold", "limits"), _load("cold", "weightload", route="direct")],
+    ),
+    "verify": (
+        "warm",
+        [
+            _load("verify", "limits"),
+            _load("verify", "weightload", route="buffered"),
+            _load("verify", "weightload-verify", route="buffered", verify="sha256"),
+        ],
+    ),
+    "shapes": (
+        "warm",
+        [
+            _load("shapes", "base", route="buffered"),
+            _load("shapes", "many-small", "many-small", route="buffered"),
+            _load("shapes", "one-large", "one-large", route="buffered"),
+        ],
+    ),
+    "memory": ("warm", [_load("memory", "weightload", route="buffered")]),
+}
+
+
+@app.command()
+def make(folder: Path) -> None:
+    """Write the checkpoints by recipe."""
+    for name, recipe in RECIPES.items():
+        recipe(folder / name)
+
+
+@app.command()
+def run(
+    folder: Path,
+    out: Annotated[Path, typer.Option(help="Where samples.json and table.md go.")],
+    blocks: Annotated[int, typer.Option(help="Mirrored blocks; each gives two pairs.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of the order of the arms.")] = 1,
+    sections: Annotated[str, typer.Option(help="Which, with commas.")] = ",".join(SECTIONS),
+    prefetch_site: Annotated[
+        str, typer.Option(help="A folder with safetensors >= 0.9.0rc1, put first for that peer.")
+    ] = "",
+) -> None:
+    """Run every leg, in mirrored random order, and write the table."""
+    order = random.Random(seed)
+    samples: list[Leg] = []
+    for section in sections.split(","):
+        cache, legs = SECTIONS[section]
+        for block in range(blocks):
+            first = order.sample(legs, len(legs))
+            for half, sequence in enumerate((first, first[::-1])):
+                for leg in sequence:
+                    spec = leg | {"cache": cache, "folder": str(folder / leg["recipe"])}
+                    result = _run_leg(spec, prefetch_site)
+                    samples.append(leg | {"block": block, "half": half} | result)
+                    typer.echo(json.dumps(samples[-1]))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "samples.json").write_text(json.dumps(samples, indent=1))
+    text = table(samples)
+    (out / "table.md").write_text(text)
+    typer.echo(text)
+
+
+def _run_leg(spec: Leg, prefetch_site: str) -> Leg:
+    environment = dict(os.environ)
+    if spec["arm"] == "safetensors-prefetch" and prefetch_site:
+        environment["PYTHONPATH"] = f"{prefetch_site}:{environment.get('PYTHONPATH', '')}"
+    finished = subprocess.run(
+        [sys.executable, "-m", "qualification.speed_leg", json.dumps(spec)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LEG_TIMEOUT_S,
+        check=False,
+    )
+    if finished.returncode:
+        # A peer that fails is a result; it is shown, and no ratio is made of it.
+        return {"failed": finished.stderr.strip().splitlines()[-1:]}
+    result: Leg = json.loads(finished.stdout.splitlines()[-1])
+    return result
+
+
+if __name__ == "__main__":
+    missing = [peer for peer in WARM_PEERS if peer not in PEERS]
+    if missing:
+        raise SystemExit(f"no such peers: {missing}")
+    app()
