@@ -66,6 +66,7 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
             facts, choices or Late(), seed, limits or Limits(), devices, stuck_after_s
         )
         self._seed = seed
+        self._profile_name = profile if isinstance(profile, str) else profile.name
         self._gates: dict[int, list[Op]] = {}
         self._closed = False
 
@@ -75,9 +76,22 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         return tuple(self._hazards)
 
     @property
+    def available_bytes(self) -> int:
+        """What allocations can still get; on a shared pool more than `cuMemGetInfo` says."""
+        return self._accounts.available_bytes
+
+    @property
     def schedule(self) -> str:
         """The choices so far; `Replay` takes them."""
         return self._trail.text
+
+    @property
+    def replay(self) -> str:
+        """How to make a fake that takes the same schedule again."""
+        return (
+            f"FakeCuda({self._profile_name!r}, seed={self._seed!r}, "
+            f"choices=Replay({self.schedule!r}))"
+        )
 
     def hold(self, stream: int) -> None:
         """Keep a stream's later work from running until `release`.
@@ -145,16 +159,16 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         self._here.site = ()
         for stream in self._order.streams:
             for op in stream.outstanding:
-                if op.must_be_awaited and op.accesses and not self.faults.delivered:
-                    self._report("NEVER-AWAITED", op.site, detail=f"a {op.kind}")
                 self._watch.source_goes(op)
         for block in self._memory.live():
             if not self._memory.guards_intact(block):
                 self._report("GUARD-OVERWRITTEN", (), (), block, detail=block.name)
         for context in self._contexts.values():
-            if context.users:
-                self._report_leaks(context, ())
-                detail = f"a context is still retained, {context.users} times"
+            if not context.users:
+                continue
+            self._report_leaks(context, ())
+            if not context.excused:
+                detail = f"a context, retained {context.users} more than released"
                 self._report("LEAK-AT-CLOSE", (), context.site, detail=detail)
 
 

@@ -3,8 +3,7 @@
 from fakecuda.calls.machine import Context, Machine, Refused, entry
 from fakecuda.enums import CUdevice_attribute, CUresult
 from fakecuda.hazards import Site
-from fakecuda.memory import Block
-from fakecuda.work import Event, Stream
+from fakecuda.work import Event, Op, Stream
 
 _DRIVER_VERSION = 13000
 
@@ -158,29 +157,35 @@ class ContextCalls(Machine):
         self._spare_handles.append(handle)
 
     def _report_leaks(self, context: Context, site: Site | None) -> None:
-        """Report what lives in a context although it ought to have been given back."""
+        """Report what is left in a context although it is about to go."""
         if context.lost is not None:
-            # Nothing can be given back any more.
+            # Nothing could be awaited or given back any more.
             return
-        in_doubt = self._in_doubt()
+        pending = self._pending_in(context)
+        # After a failure, memory under work that could not be awaited is rightly kept,
+        # and so are the streams and events that belong to it.
+        doubtful = pending if self.faults.delivered else []
+        if not doubtful:
+            for op in pending:
+                self._report("NEVER-AWAITED", op.site, detail=f"a {op.kind}")
+        touched = {id(access.block) for op in doubtful for access in op.accesses}
         for block in self._memory.live():
-            if block.context is context and not block.excused and block not in in_doubt:
+            if block.context is context and not block.excused and id(block) not in touched:
                 detail = f"{block.nbytes} bytes of {block.name}"
-                self._report("LEAK-AT-CLOSE", site, block=block, detail=detail)
+                self._report("LEAK-AT-CLOSE", site, (), block, detail=detail)
         for word, things in (("stream", self._streams), ("event", self._events)):
             for thing in things.values():
-                if thing.context is context and not thing.excused:
+                if thing.context is context and not thing.excused and not doubtful:
                     self._report("LEAK-AT-CLOSE", site, thing.site, detail=f"a {word}")
 
-    def _in_doubt(self) -> list[Block | None]:
-        """After a failure, memory under work that could not be awaited is rightly kept."""
-        if not self.faults.delivered:
-            return []
+    def _pending_in(self, context: Context) -> list[Op]:
+        """Work on memory whose end the host ought to have awaited and has not."""
         return [
-            access.block
+            op
             for stream in self._order.streams
+            if stream.context is context
             for op in stream.outstanding
-            for access in op.accesses
+            if op.must_be_awaited and op.accesses
         ]
 
 

@@ -52,6 +52,7 @@ class Context:
     Attributes:
         users: How often it is retained.
         lost: The sticky error that it died of, None while it is healthy.
+        excused: True when its release has failed: then it is no leak.
         legacy: Its legacy default stream.
         per_thread: Its per-thread default streams, by thread.
     """
@@ -62,6 +63,7 @@ class Context:
     legacy: Stream = field(init=False)
     users: int = 0
     lost: CUresult | None = None
+    excused: bool = False
     per_thread: dict[int, Stream] = field(default_factory=dict)
 
 
@@ -263,7 +265,7 @@ class Machine:
         elif row.enqueues and not self._choose("failed-work-runs", 2):
             # The error may be an earlier operation's: this one is under way all the same.
             method(self, *args)
-        self._excuse(args)
+        self._excuse(row, args)
         raise Refused(error)
 
     def _delay(self, strike: Fault) -> None:
@@ -280,8 +282,12 @@ class Machine:
             if stream.last is not None and stream.last.call == self._here.call:
                 stream.last.failure = error
 
-    def _excuse(self, args: Sequence[int]) -> None:
+    def _excuse(self, row: EntryPoint, args: Sequence[int]) -> None:
         """What a failed call was about is in doubt: to keep it is right and no leak."""
+        if row.name == "cuDevicePrimaryCtxRelease":
+            for context in self._contexts.values():
+                context.excused |= context.device == args[0]
+            return
         for value in args:
             thing = self._streams.get(value) or self._events.get(value) or self._memory.find(value)
             if thing is not None:

@@ -1,0 +1,300 @@
+"""Hazards: each broken rule is reported once, under its id, with where and what."""
+
+import ctypes
+import threading
+
+import pytest
+
+from fakecuda import HAZARDS, FakeCuda, Hazard, HazardError
+from tests.fakecuda.programs import Setup, ok, ring_load
+
+_KIB = 1024
+
+
+def _only(cu: FakeCuda) -> Hazard:
+    """The one hazard that was found."""
+    cu.close(check=False)
+    (hazard,) = cu.hazards
+    return hazard
+
+
+def test_ids_are_stable() -> None:
+    """Ids are promises: these may be joined by others but not change."""
+    assert {
+        "PIN-REUSE-BEFORE-COPY",
+        "FREE-WHILE-PENDING",
+        "READ-BEFORE-DONE",
+        "WRITE-BEFORE-DONE",
+        "READ-UNWRITTEN",
+        "OOB-SOURCE",
+        "OOB-DESTINATION",
+        "USE-AFTER-FREE",
+        "USE-AFTER-DESTROY",
+        "BAD-FREE",
+        "GUARD-OVERWRITTEN",
+        "NO-CONTEXT",
+        "UNCHECKED-ERROR",
+        "NEVER-AWAITED",
+        "LEAK-AT-CLOSE",
+    } == set(HAZARDS)
+
+
+def test_a_clean_program_has_none() -> None:
+    """A right loader breaks no rule."""
+    with FakeCuda() as cu:
+        ring_load(cu, b"abc" * 1000, chunk=512, slots=3)
+    assert cu.hazards == ()
+
+
+def test_reuse_is_found_by_range() -> None:
+    """Changing one byte in the middle of a pending copy's source names that byte."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    source, target, stream = setup.pinned(_KIB), setup.device(_KIB), setup.stream()
+    ok(cu.cuMemcpyHtoDAsync(target, source + 100, 500, stream))
+    ctypes.c_uint8.from_address(source + 300).value ^= 1
+    ok(cu.cuStreamSynchronize(stream))
+    setup.give_back()
+    hazard = _only(cu)
+    assert hazard.id == "PIN-REUSE-BEFORE-COPY"
+    assert "bytes [300, 301) of pinned0" in hazard.detail
+    assert "test_reuse_is_found_by_range" in hazard.other_site
+    assert "programs.py" in hazard.allocation_site
+
+
+def test_writing_beside_a_pending_copy_is_no_reuse() -> None:
+    """Only the copy's own range counts, not the slot that it lies in."""
+    with FakeCuda() as cu:
+        setup = Setup(cu)
+        source, target, stream = setup.pinned(_KIB), setup.device(_KIB), setup.stream()
+        ok(cu.cuMemcpyHtoDAsync(target, source + 100, 500, stream))
+        ctypes.memset(source, 1, 100)
+        ctypes.memset(source + 600, 1, _KIB - 600)
+        ok(cu.cuStreamSynchronize(stream))
+        setup.give_back()
+
+
+def test_reuse_is_found_although_the_copy_won() -> None:
+    """A write after the copy has run, but before the host knew, is the same mistake."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    source, target, stream = setup.pinned(_KIB), setup.device(_KIB), setup.stream()
+    other, event = setup.stream(), setup.event()
+    ctypes.memset(source, 1, _KIB)
+    ok(cu.cuMemcpyHtoDAsync(target, source, _KIB, stream))
+    ok(cu.cuEventRecord(event, stream))
+    # The other stream's wait makes the copy run; nothing tells the host so.
+    ok(cu.cuStreamWaitEvent(other, event, 0))
+    with cu._mutex:
+        cu._engine.finish(cu._streams[stream].last)
+    ctypes.memset(source, 2, _KIB)
+    ok(cu.cuStreamSynchronize(stream))
+    assert setup.read(target, _KIB) == bytes([1]) * _KIB
+    setup.give_back()
+    assert _only(cu).id == "PIN-REUSE-BEFORE-COPY"
+
+
+def test_a_device_write_into_a_source_is_no_host_write() -> None:
+    """A pinned buffer may be filled by one copy and emptied by the next in stream order."""
+    with FakeCuda() as cu:
+        setup = Setup(cu)
+        first, second = setup.device(_KIB), setup.device(_KIB)
+        bounce, stream = setup.pinned(_KIB), setup.stream()
+        ok(cu.cuMemsetD8Async(first, 7, _KIB, stream))
+        ok(cu.cuMemcpyDtoHAsync(bounce, first, _KIB, stream))
+        ok(cu.cuMemcpyHtoDAsync(second, bounce, _KIB, stream))
+        ok(cu.cuMemsetD8Async(first, 8, _KIB, stream))
+        ok(cu.cuMemcpyDtoHAsync(bounce, first, _KIB, stream))
+        ok(cu.cuStreamSynchronize(stream))
+        assert setup.read(second, _KIB) == bytes([7]) * _KIB
+        setup.give_back()
+
+
+def test_unordered_read_is_found_although_the_bytes_are_right() -> None:
+    """Two streams without an event between them race, whoever ran first."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    memory, back = setup.device(_KIB), setup.pinned(_KIB)
+    writer, reader = setup.stream(), setup.stream()
+    ok(cu.cuMemsetD8Async(memory, 1, _KIB, writer))
+    ok(cu.cuMemcpyDtoHAsync(back, memory, _KIB, reader))
+    for stream in (writer, reader):
+        ok(cu.cuStreamSynchronize(stream))
+    setup.give_back()
+    hazard = _only(cu)
+    assert hazard.id == "READ-BEFORE-DONE"
+    assert "of device0" in hazard.detail
+    assert hazard.site != hazard.other_site
+
+
+def test_an_event_orders_two_streams() -> None:
+    """With a record and a wait the same program is right."""
+    with FakeCuda() as cu:
+        setup = Setup(cu)
+        memory, back, event = setup.device(_KIB), setup.pinned(_KIB), setup.event()
+        writer, reader = setup.stream(), setup.stream()
+        ok(cu.cuMemsetD8Async(memory, 1, _KIB, writer))
+        ok(cu.cuEventRecord(event, writer))
+        ok(cu.cuStreamWaitEvent(reader, event, 0))
+        ok(cu.cuMemcpyDtoHAsync(back, memory, _KIB, reader))
+        ok(cu.cuStreamSynchronize(reader))
+        assert ctypes.string_at(back, _KIB) == bytes([1]) * _KIB
+        setup.give_back()
+
+
+def test_order_is_handed_on() -> None:
+    """Order goes through a third stream that touches nothing itself."""
+    with FakeCuda() as cu:
+        setup = Setup(cu)
+        memory, back = setup.device(_KIB), setup.pinned(_KIB)
+        streams = [setup.stream() for _ in range(3)]
+        events = [setup.event(), setup.event()]
+        ok(cu.cuMemsetD8Async(memory, 1, _KIB, streams[0]))
+        for event, before, after in zip(events, streams, streams[1:], strict=False):
+            ok(cu.cuEventRecord(event, before))
+            ok(cu.cuStreamWaitEvent(after, event, 0))
+        ok(cu.cuMemcpyDtoHAsync(back, memory, _KIB, streams[2]))
+        ok(cu.cuStreamSynchronize(streams[2]))
+        setup.give_back()
+
+
+def test_the_legacy_stream_orders_blocking_streams_only() -> None:
+    """A copy on the null stream is ordered with a blocking stream, not with others."""
+    for flags, expected in ((0, set()), (1, {"READ-BEFORE-DONE"})):
+        cu = FakeCuda()
+        setup = Setup(cu)
+        memory, back, stream = setup.device(_KIB), setup.pinned(_KIB), setup.stream(flags)
+        ok(cu.cuMemsetD8Async(memory, 1, _KIB, 0))
+        ok(cu.cuMemcpyDtoHAsync(back, memory, _KIB, stream))
+        ok(cu.cuCtxSynchronize())
+        setup.give_back()
+        cu.close(check=False)
+        assert {hazard.id for hazard in cu.hazards} == expected
+
+
+def test_a_synchronous_pageable_copy_is_not_ordered_with_other_streams() -> None:
+    """The device may not have the bytes yet when a synchronous pageable copy returns."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    memory, back, stream = setup.device(_KIB), setup.pinned(_KIB), setup.stream()
+    ok(cu.cuMemcpyHtoD(memory, ctypes.addressof(ctypes.create_string_buffer(_KIB)), _KIB))
+    ok(cu.cuMemcpyDtoHAsync(back, memory, _KIB, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    setup.give_back()
+    assert _only(cu).id == "READ-BEFORE-DONE"
+
+
+def test_a_synchronous_pageable_copy_needs_no_wait_of_its_own() -> None:
+    """The null stream sees it in order, and freeing its target is no hazard."""
+    with FakeCuda() as cu:
+        setup = Setup(cu)
+        memory, source = setup.device(_KIB), ctypes.create_string_buffer(b"x" * _KIB, _KIB)
+        ok(cu.cuMemcpyHtoD(memory, ctypes.addressof(source), _KIB))
+        assert setup.read(memory, _KIB) == b"x" * _KIB
+        ok(cu.cuMemcpyHtoD(memory, ctypes.addressof(source), _KIB))
+        setup.give_back()
+
+
+@pytest.mark.parametrize("profile", ["gb10", "gh200"])
+def test_a_pageable_source_is_read_late_where_page_tables_are_shared(profile: str) -> None:
+    """On such a device an asynchronous pageable copy may read its source afterwards."""
+    cu = FakeCuda(profile)
+    setup = Setup(cu)
+    memory, stream = setup.device(_KIB), setup.stream()
+    source = ctypes.create_string_buffer(b"e" * _KIB, _KIB)
+    ok(cu.cuMemcpyHtoDAsync(memory, ctypes.addressof(source), _KIB, stream))
+    ctypes.memset(source, ord("l"), _KIB)
+    ok(cu.cuStreamSynchronize(stream))
+    assert setup.read(memory, _KIB) == b"l" * _KIB
+    setup.give_back()
+    assert _only(cu).id == "PIN-REUSE-BEFORE-COPY"
+
+
+def test_free_under_a_copy_delivers_poison() -> None:
+    """A pinned buffer freed too early is read as the pattern, and both sites are named."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    memory, stream = setup.device(_KIB), setup.stream()
+    source = ok(cu.cuMemHostAlloc(_KIB, 0))
+    ctypes.memset(source, 5, _KIB)
+    ok(cu.cuMemcpyHtoDAsync(memory, source, _KIB, stream))
+    ok(cu.cuMemFreeHost(source))
+    ok(cu.cuStreamSynchronize(stream))
+    assert setup.read(memory, _KIB).count(5) < _KIB // 8
+    setup.give_back()
+    hazard = _only(cu)
+    assert hazard.id == "FREE-WHILE-PENDING"
+    assert hazard.site != hazard.other_site
+
+
+def test_an_unread_error_is_reported_where_it_was_dropped() -> None:
+    """A result that nobody looks at is a hazard; comparing it in any way is enough."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    cu.faults.fail("cuMemGetInfo", nth=1)
+    cu.faults.fail("cuMemGetInfo", nth=2)
+    assert cu.cuMemGetInfo()[0] != cu.CUresult.CUDA_SUCCESS
+    cu.cuMemGetInfo()
+    setup.give_back()
+    hazard = _only(cu)
+    assert hazard.id == "UNCHECKED-ERROR"
+    assert hazard.detail == "CUDA_ERROR_UNKNOWN"
+    assert "test_an_unread_error_is_reported" in hazard.site
+
+
+def test_leaks_name_what_and_where() -> None:
+    """Each thing that was never given back is named with the place that made it."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    setup.device(100)
+    setup.stream()
+    cu.close(check=False)
+    details = [hazard.detail for hazard in cu.hazards]
+    assert {hazard.id for hazard in cu.hazards} == {"LEAK-AT-CLOSE"}
+    expected = ["100 bytes of device0", "a stream", "a context, retained 1 more than released"]
+    assert details == expected
+
+
+def test_close_raises_all_and_keeps_them() -> None:
+    """Closing raises one error with every hazard; they stay to be looked at."""
+    cu = FakeCuda()
+    Setup(cu).device(100)
+    with pytest.raises(HazardError, match="2 hazards") as caught:
+        cu.close()
+    assert caught.value.hazards == cu.hazards
+
+
+def test_an_error_on_its_way_out_is_not_hidden() -> None:
+    """Leaving the `with` block by an exception does not replace it by hazards."""
+
+    def body() -> None:
+        with FakeCuda() as cu:
+            Setup(cu).device(100)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        body()
+
+
+def test_a_thread_without_context_is_told() -> None:
+    """A call on a thread that never set a context is refused and reported."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(cu.cuMemAlloc(16)[0]))
+    thread.start()
+    thread.join()
+    assert codes == [cu.CUresult.CUDA_ERROR_INVALID_CONTEXT]
+    setup.give_back()
+    assert _only(cu).id == "NO-CONTEXT"
+
+
+def test_two_devices_do_not_share_events() -> None:
+    """An event of one device's context cannot be recorded in another's stream."""
+    cu = FakeCuda(devices=2)
+    setup = Setup(cu)
+    event = setup.event()
+    ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(1))))
+    stream = setup.stream()
+    assert cu.cuEventRecord(event, stream)[0] == cu.CUresult.CUDA_ERROR_INVALID_HANDLE
+    cu.close(check=False)
