@@ -56,7 +56,7 @@ _Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.
 _Project = Annotated[Path, typer.Option(help="The repository whose revisions are compared.")]
 _Baseline = Annotated[str, typer.Option(help="Revision to compare with.")]
 _Candidate = Annotated[str, typer.Option(help="Revision to judge, or worktree.")]
-_Blocks = Annotated[int | None, typer.Option(min=0, max=BLOCKS_MAX, help="Default: the policy's.")]
+_Blocks = Annotated[int | None, typer.Option(min=1, max=BLOCKS_MAX, help="Default: the policy's.")]
 _Seed = Annotated[int | None, typer.Option(min=0, help="Of order and controls. Default: drawn.")]
 _Policy = Annotated[str | None, typer.Option(help="Policy by name, or a .toml file.")]
 _Requirement = Literal["no-regression", "gain"]
@@ -207,18 +207,21 @@ def _qualify_and_tell(job: Job) -> None:
 def _tell(qualified: Qualified) -> None:
     predicate = qualified.statement.predicate
     conclusion = predicate.conclusion
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    # A log has no width of its own; the table needs about this much.
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     table = Table(*TIME_HEADER, title=f"{predicate.device_class}, {predicate.tensors} tensors")
     for row in time_rows(predicate):
         table.add_row(*row)
     console.print(table)
     for reason in conclusion.reasons:
-        console.print(f"{reason.code}: {reason.sentence}", markup=False)
-    console.print(f"Verdict: {headline(predicate)}.", style="bold", markup=False)
+        console.print(f"{reason.code}: {reason.sentence}", markup=False, soft_wrap=True)
+    console.print(f"Verdict: {headline(predicate)}.", style="bold", markup=False, soft_wrap=True)
     console.print(f"Required {conclusion.requirement}: {conclusion.answer}.", markup=False)
-    console.print(f"Receipt: {qualified.receipt}\nReport: {qualified.report}", markup=False)
+    places = {"Receipt": qualified.receipt, "Report": qualified.report}
     if qualified.failed_leg is not None:
-        console.print(f"What the failed leg said: {qualified.failed_leg}", markup=False)
+        places["What the failed leg said"] = qualified.failed_leg
+    for what, path in places.items():
+        console.print(f"{what}: {path}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -102,9 +102,18 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     shards = tuple(shard_paths(job.checkpoint))
     places = tensor_places(job.checkpoint)
     repository = Repository(job.project)
-    allowed = {"allow_dirty": job.allow_dirty, "allow_detached": job.allow_detached}
-    baseline = choose(repository, job.baseline, **allowed)
-    candidate = choose(repository, job.candidate, **allowed)
+    # A receipt of an earlier run, beside the code, does not make the code dirty.
+    ours = [job.out / name for name in (RECEIPT_NAME, REPORT_NAME, FAILED_LEG_NAME)]
+    baseline, candidate = (
+        choose(
+            repository,
+            spoken,
+            allow_dirty=job.allow_dirty,
+            allow_detached=job.allow_detached,
+            leave_out=ours,
+        )
+        for spoken in (job.baseline, job.candidate)
+    )
     progress("hashing the checkpoint", 0, 0)
     truth = file_manifest(places)
     with tempfile.TemporaryDirectory(prefix="loadproof-arms-") as folder:

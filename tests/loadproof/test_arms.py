@@ -74,6 +74,18 @@ def test_a_dirty_checkout_needs_permission(project: Path) -> None:
     assert chosen.dirty
 
 
+def test_an_earlier_receipt_does_not_make_the_tree_dirty(project: Path) -> None:
+    """Our own output is left out, a file beside it is not."""
+    (project / "out").mkdir()
+    receipt = project / "out" / "receipt.json"
+    receipt.write_text("{}")
+    repository = Repository(project)
+    assert repository.worktree().dirty
+    assert not repository.worktree([receipt, project.parent / "elsewhere"]).dirty
+    (project / "out" / "other.py").write_text("x = 1\n")
+    assert repository.worktree([receipt]).dirty
+
+
 def test_a_detached_head_needs_permission(project: Path) -> None:
     """A detached HEAD is refused in one sentence, or allowed on request."""
     git(project, "checkout", "--quiet", "--detach")

@@ -268,7 +268,7 @@ def test_the_rehearsals_checkpoint_is_found_without_importing_its_package(
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
     shutil.copytree(checkpoint, package / "model")
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "loadproof", "rehearse", "--blocks=0"],
+        [sys.executable, "-P", "-m", "loadproof", "rehearse", "--blocks=1"],
         cwd=project,
         capture_output=True,
         text=True,

@@ -83,7 +83,8 @@ def conclude(
         weights=_weights_word(plan, trial),
         verdict=verdict,
         coverage=coverage,
-        reasons=(*failures, *verdict.reasons),
+        # A failure says it all; what could not be measured after it is in the verdict.
+        reasons=tuple(failures) or verdict.reasons,
     )
 
 

@@ -20,6 +20,7 @@ from loadproof.plan.identity import package_digest
 from loadproof.plan.revisions import Repository, Revision
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 # What a leg calls unless it is told otherwise.
@@ -48,16 +49,23 @@ class InstalledArm(msgspec.Struct, frozen=True):
 
 
 def choose(
-    repository: Repository, spoken: str, *, allow_dirty: bool, allow_detached: bool
+    repository: Repository,
+    spoken: str,
+    *,
+    allow_dirty: bool,
+    allow_detached: bool,
+    leave_out: Sequence[Path] = (),
 ) -> Revision:
     """Resolve what a person named: ``worktree``, or anything that git resolves.
+
+    ``leave_out`` names files of ours that may lie in the working tree and are not its code.
 
     Raises:
         ArmError: It does not exist, or is a dirty or detached checkout that was not allowed.
     """
     if spoken != "worktree":
         return repository.revision(spoken)
-    chosen = repository.worktree()
+    chosen = repository.worktree(leave_out)
     if chosen.dirty and not allow_dirty:
         raise ArmError(
             "The working tree has changes that are not committed, so a receipt could not name "

@@ -12,10 +12,14 @@ import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from loadproof.errors import ArmError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,8 +83,12 @@ class Repository:
             "name a branch, a tag or a commit that git rev-parse knows."
         )
 
-    def worktree(self) -> Revision:
+    def worktree(self, leave_out: Sequence[Path] = ()) -> Revision:
         """Describe the working tree as it is now.
+
+        Args:
+            leave_out: Files that are no part of the code, such as an earlier receipt; they
+                count as they are in the commit.
 
         Raises:
             ArmError: There is no commit yet, or git cannot write the tree.
@@ -89,7 +97,7 @@ class Repository:
         with tempfile.TemporaryDirectory(prefix="loadproof-index-") as folder:
             own_index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             self._git("read-tree", "HEAD", more=own_index)
-            self._git("add", "--all", "--", ".", more=own_index)
+            self._git("add", "--all", "--", ".", *self._excluded(leave_out), more=own_index)
             tree = self._git("write-tree", more=own_index)
         branch = self._git("branch", "--show-current") or None
         return Revision(
@@ -115,6 +123,12 @@ class Repository:
             raise ArmError(f"Revision {revision.spoken!r} cannot be exported: {error}.") from error
         finally:
             archive.unlink(missing_ok=True)
+
+    def _excluded(self, files: Sequence[Path]) -> list[str]:
+        """Return pathspecs that leave these files out, as far as they lie in the repository."""
+        root = self._root.resolve()
+        inside = [file.resolve() for file in files if file.resolve().is_relative_to(root)]
+        return [f":(exclude,literal,top){file.relative_to(root).as_posix()}" for file in inside]
 
     def _git(self, *arguments: str, more: dict[str, str] | None = None) -> str:
         """Run git in the repository and return its output without the last newline."""
