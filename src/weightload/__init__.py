@@ -21,7 +21,8 @@ from weightload.errors import (
     WeightloadError,
 )
 from weightload.host.system import System
-from weightload.load import Loaded, load
+from weightload.load import load
+from weightload.loaded import Loaded
 from weightload.report import LoadReport
 
 __all__ = [

@@ -1,100 +1,80 @@
-"""The pipeline: reader threads fill slots, and copies drain them.
+"""The pipeline: threads that bring batches of spans to the device, side by side.
 
-Each thread takes the next batch of spans; for each it takes a slot (settling the
-oldest one in flight when none is free), reads into it and queues its copies. Reading therefore
-overlaps copying, and the slots are the only bound on bytes in flight. The first
-error stops the others at their next batch; it is the one that is raised, and every
-thread is joined before it is.
+Each thread takes the next batch and brings its spans in order; through the ring,
+reading one span overlaps copying the others, and the slots are the only bound on
+bytes in flight. The first error stops the others at their next batch; it is the one
+that is raised, and every thread is joined and every copy awaited before it is.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
-from weightload.host.reads import DirectRefusedError, ShardReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from weightload.checkpoint.folder import Shard
-    from weightload.checkpoint.header import Record
-    from weightload.cleanup import Cleanup
+    from weightload.device.copies import Copies
     from weightload.device.profile import Device
-    from weightload.device.slots import Ring, Slot
-    from weightload.host.system import System
+    from weightload.device.slots import Ring
     from weightload.plan import Span
     from weightload.report import LoadReport
     from weightload.routes import Route
-    from weightload.verify import Verifier
+    from weightload.verify import BatchHasher, Verifier
+    from weightload.work import ShardWork
 
-    _Batch = tuple["_ShardState", Sequence[Span]]
+
+class Carrier(Protocol):
+    """How one shard's spans get to the device."""
+
+    work: ShardWork
+
+    def bring(
+        self, span: Span, hasher: BatchHasher | None, count: Callable[[Span, int, Route], None]
+    ) -> None:
+        """Bring one span, hash it on the way if asked, and count it."""
 
 
-class ShardWork(NamedTuple):
-    """One shard's part of the load.
-
-    Attributes:
-        shard: the open file.
-        records: its wanted tensors, in the order of their bytes.
-        addresses: device address of each one's first byte.
-        route: how to read it.
-        batches: what to read; each batch by one thread, in order.
-    """
-
-    shard: Shard
-    records: Sequence[Record]
-    addresses: Sequence[int]
-    route: Route
-    batches: Iterable[Sequence[Span]]
+_Batch = tuple[Carrier, "Sequence[Span]"]
 
 
 class Upload:
-    """One run of the pipeline.
-
-    Attributes:
-        unfinished: whether copies may still be on their way to the device after a failed
-            run, so that neither end of them may be freed.
-    """
+    """One run of the pipeline."""
 
     def __init__(
         self,
         device: Device,
-        ring: Ring,
-        stream: int,
-        system: System,
+        copies: Copies,
+        ring: Ring | None,
         report: LoadReport,
         verifier: Verifier | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self._device = device
+        self._copies = copies
         self._ring = ring
-        self._stream = stream
-        self._system = system
         self._report = report
         self._verifier = verifier
         self._progress = progress
         self._lock = threading.Lock()
         self._first_error: BaseException | None = None
-        self.unfinished = False
 
     @contextmanager
-    def running(self, work: Sequence[ShardWork], threads: int, closing: Cleanup) -> Iterator[None]:
+    def running(self, carriers: Sequence[Carrier], threads: int) -> Iterator[None]:
         """Bring every span to the device while the body runs, and wait until all is there.
 
         Args:
-            work: the shards, in loading order.
-            threads: reader threads at most.
-            closing: closes the direct descriptors when the load is over.
+            carriers: one per shard, in loading order.
+            threads: reader threads.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
-        states = [_ShardState(item, self._system, closing, self._report) for item in work]
         queue: Iterator[_Batch] = (
-            (state, batch) for state in states for batch in state.work.batches
+            (carrier, batch) for carrier in carriers for batch in carrier.work.batches
         )
         if self._verifier is not None:
             # The largest first, so that no thread is left hashing it alone at the end.
@@ -119,22 +99,21 @@ class Upload:
             for reader in started:
                 reader.join()
             self._settle()
-            self._report.quarantined_slots = len(self._ring.quarantined)
         if self._first_error is not None:
             raise self._first_error
 
     def _settle(self) -> None:
-        """Wait for all copies: those of quarantined slots can only be awaited with the stream."""
+        """Wait for all copies; those of a quarantined slot end with the stream at the latest."""
         try:
-            self._ring.settle_all()
+            if self._ring is not None:
+                self._report.quarantined_slots = len(self._ring.quarantined)
+                self._ring.settle_all()
         except DriverError as error:
             self._keep(error)
-        if self._ring.quarantined:
-            try:
-                self._device.driver.call("cuStreamSynchronize", self._stream)
-            except DriverError as error:
-                self._keep(error)
-                self.unfinished = True
+        try:
+            self._copies.finish()
+        except DriverError as error:
+            self._keep(error)
 
     def _keep(self, error: BaseException) -> None:
         with self._lock:
@@ -148,39 +127,13 @@ class Upload:
         try:
             with self._device.current():
                 while (item := self._next(waiting)) is not None:
-                    self._bring(*item)
+                    carrier, batch = item
+                    records = carrier.work.records
+                    hasher = self._verifier.hasher(records) if self._verifier else None
+                    for span in batch:
+                        carrier.bring(span, hasher, self._count)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self._keep(error)
-
-    def _bring(self, state: _ShardState, batch: Sequence[Span]) -> None:
-        hasher = self._verifier.hasher(state.work.records) if self._verifier else None
-        for span in batch:
-            slot = self._ring.take()
-            try:
-                reads, route = state.fill(span, slot.bytes_view)
-            except BaseException:
-                self._ring.give_back(slot)
-                raise
-            try:
-                self._copy(slot, span, state.work.addresses)
-                if hasher is not None:
-                    hasher.update(slot.bytes_view, span.slices)
-            except BaseException:
-                self._ring.quarantine(slot)
-                raise
-            self._ring.submit(slot, self._stream)
-            self._count(span, reads, route)
-
-    def _copy(self, slot: Slot, span: Span, addresses: Sequence[int]) -> None:
-        call = self._device.driver.call
-        for piece in span.slices:
-            call(
-                "cuMemcpyHtoDAsync",
-                addresses[piece.tensor] + piece.tensor_offset,
-                slot.address + piece.slot_offset,
-                piece.nbytes,
-                self._stream,
-            )
 
     def _count(self, span: Span, reads: int, route: Route) -> None:
         moved = sum(piece.nbytes for piece in span.slices)
@@ -196,39 +149,3 @@ class Upload:
 
 def _batch_bytes(item: _Batch) -> int:
     return sum(span.wanted_end for span in item[1])
-
-
-class _ShardState:
-    """One shard's reader, which falls back from direct to buffered for the whole file."""
-
-    def __init__(
-        self, work: ShardWork, system: System, closing: Cleanup, report: LoadReport
-    ) -> None:
-        self.work = work
-        self._report = report
-        self._lock = threading.Lock()
-        self._buffered = ShardReader(system, work.shard, work.shard.descriptor, direct=False)
-        self._direct: ShardReader | None = None
-        if work.route == "direct":
-            try:
-                descriptor = system.open_direct(work.shard.descriptor)
-            except OSError as error:
-                self._fall_back(f"O_DIRECT was refused at open ({error.strerror})")
-            else:
-                closing.undo(system.close, descriptor)
-                self._direct = ShardReader(system, work.shard, descriptor, direct=True)
-
-    def fill(self, span: Span, target: memoryview) -> tuple[int, Route]:
-        reader = self._direct
-        if reader is not None:
-            try:
-                return reader.fill(span, target), "direct"
-            except DirectRefusedError:
-                with self._lock:
-                    if self._direct is not None:
-                        self._direct = None
-                        self._fall_back("O_DIRECT was refused at a read")
-        return self._buffered.fill(span, target), "buffered"
-
-    def _fall_back(self, why: str) -> None:
-        self._report.fallbacks.append(f"{self.work.shard.name}: {why}; read through the cache")

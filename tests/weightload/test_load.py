@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import threading
@@ -52,6 +53,62 @@ def test_every_byte_arrives(model: Path, route: str, profile: str) -> None:
     assert sum(loaded.report.route_bytes.values()) == loaded.report.wanted_bytes
     assert all(tensor.data_ptr() % 256 == 0 for tensor in loaded.values())
     check_delivered(fake, loaded, model)
+
+
+def can_register_files() -> fakecuda.Profile:
+    """An H200 that can register read-only memory."""
+    profile = fakecuda.load_profile("h200")
+    name = "CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED"
+    attributes = profile.attributes | {FakeCuda.CUdevice_attribute[name]: 1}
+    return dataclasses.replace(profile, attributes=attributes)
+
+
+@pytest.mark.parametrize(
+    ("route", "profile"),
+    [
+        ("pageable", "h200"),
+        ("pageable", "gb10"),
+        ("touch", "h200"),
+        ("touch", "gb10"),
+        ("readonly-map", "gb10"),
+        ("readonly-map", "gh200"),
+        ("registered-map", can_register_files()),
+    ],
+)
+@pytest.mark.parametrize("verify", [None, "sha256"])
+def test_every_byte_arrives_by_the_other_routes(
+    model: Path, route: str, profile: str | fakecuda.Profile, verify: str | None
+) -> None:
+    """The routes that are only taken when asked for deliver the same bytes."""
+    fake = FakeCuda(profile)
+    loaded = weightload.load(model, driver=fake, route=route, verify=verify, **SMALL)
+    assert set(loaded.report.route_bytes) == {route}
+    assert loaded.report.pinned_bytes == 0
+    check_delivered(fake, loaded, model)
+
+
+@pytest.mark.parametrize(
+    ("call", "stays"),
+    [("cuMemcpyHtoDAsync", False), ("cuEventRecord", False), ("cuStreamSynchronize", True)],
+)
+def test_a_failed_copy_from_a_mapping(model: Path, call: str, *, stays: bool) -> None:
+    """Windows are unpinned after a failure, unless a copy out of them may still run."""
+    fake = FakeCuda(can_register_files())
+    fake.faults.fail("cuMemcpyHtoDAsync", nth=2)
+    fake.faults.fail(call, persistent=True)
+    with pytest.raises(weightload.DriverError):
+        weightload.load(model, driver=fake, route="registered-map", **SMALL)
+    calls = driver_calls(fake)
+    assert (calls.count("cuMemHostRegister") > calls.count("cuMemHostUnregister")) == stays
+    fake.close(check=stays is False)
+
+
+def test_a_route_that_the_device_cannot_take(model: Path) -> None:
+    """A mapping route on the wrong device is refused before any byte is read."""
+    with FakeCuda("h200") as fake:
+        for route in ("readonly-map", "registered-map"):
+            with pytest.raises(weightload.UsageError, match="auto"):
+                weightload.load(model, driver=fake, route=route)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -47,6 +47,7 @@ STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
 # Usable from every context, as slots are filled and settled by many threads.
 HOST_ALLOC_PORTABLE = 1
+HOST_REGISTER_READ_ONLY = 8
 
 
 class Driver:

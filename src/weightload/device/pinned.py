@@ -70,7 +70,14 @@ class Reservation:
     """The pin of one ring, begun before the weights are allocated and finished after."""
 
     def __init__(
-        self, device: Device, system: System, slot_count: int, slot_bytes: int, alignment: int
+        self,
+        device: Device,
+        system: System,
+        slot_count: int,
+        slot_bytes: int,
+        alignment: int,
+        *,
+        pinned: bool = True,
     ) -> None:
         """Begin: allocate pinned memory, or start to fill memory that will be registered.
 
@@ -80,6 +87,7 @@ class Reservation:
             slot_count: slots wanted; fewer come when a pin of that size is refused.
             slot_bytes: capacity of one slot.
             alignment: of the first slot's address, in bytes.
+            pinned: False takes pageable memory at once.
 
         Raises:
             DriverError: the driver failed in a way that a smaller pin cannot cure.
@@ -91,7 +99,9 @@ class Reservation:
         self._refusals: list[str] = []
         self._memory: RingMemory | None = None
         self._staging: Staging | None = None
-        if device.profile.integrated or not device.profile.host_register:
+        if not pinned:
+            self._memory = _pageable(slot_count, slot_bytes, [])
+        elif device.profile.integrated or not device.profile.host_register:
             self._memory = self._allocate()
         else:
             self._staging = Staging(system, slot_count * slot_bytes)

@@ -22,6 +22,7 @@ _INTEGRATED = 18
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 _HOST_REGISTER_SUPPORTED = 99
+_READ_ONLY_REGISTER_SUPPORTED = 113
 _PAGEABLE_USES_HOST_PAGE_TABLES = 100
 
 
@@ -35,6 +36,7 @@ class DeviceProfile:
         integrated: CPU and GPU share one memory pool.
         host_page_tables: the device reads pageable memory through the host's page tables.
         host_register: memory of the process's own can be pinned in place.
+        read_only_register: so can memory that it may only read, such as a file's pages.
     """
 
     name: str
@@ -42,6 +44,7 @@ class DeviceProfile:
     integrated: bool
     host_page_tables: bool
     host_register: bool
+    read_only_register: bool
 
     @property
     def is_gb10(self) -> bool:
@@ -131,4 +134,5 @@ def _read_profile(driver: Driver, handle: int) -> DeviceProfile:
         integrated=bool(attribute(_INTEGRATED)),
         host_page_tables=bool(attribute(_PAGEABLE_USES_HOST_PAGE_TABLES)),
         host_register=bool(attribute(_HOST_REGISTER_SUPPORTED)),
+        read_only_register=bool(attribute(_READ_ONLY_REGISTER_SUPPORTED)),
     )

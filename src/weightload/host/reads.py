@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from weightload.host.system import System
     from weightload.plan import Span
 
-# Offsets, lengths and addresses of direct reads. Devices commonly ask for 512;
-# 4096 also satisfies 4 KiB-sector drives.
-DIRECT_ALIGNMENT_BYTES = 4096
-
 
 class DirectRefusedError(Exception):
     """The file system opened the file with O_DIRECT and then refused to read it."""
@@ -30,11 +26,14 @@ class DirectRefusedError(Exception):
 class ShardReader:
     """Reads spans of one shard by one route; safe to call from several threads."""
 
-    def __init__(self, system: System, shard: Shard, descriptor: int, *, direct: bool) -> None:
+    def __init__(
+        self, system: System, shard: Shard, descriptor: int, direct_alignment: int | None
+    ) -> None:
+        """Read through `descriptor`, past the page cache if an alignment is given."""
         self._system = system
         self._shard = shard
         self._descriptor = descriptor
-        self._direct = direct
+        self._alignment = direct_alignment
 
     def fill(self, span: Span, target: memoryview) -> int:
         """Read one span into the start of a slot.
@@ -61,8 +60,8 @@ class ShardReader:
                     f"being loaded, download it again."
                 )
             reached = done + got
-            if self._direct and reached < span.wanted_end:
-                reached -= reached % DIRECT_ALIGNMENT_BYTES
+            if self._alignment and reached < span.wanted_end:
+                reached -= reached % self._alignment
                 if reached <= done:
                     raise DirectRefusedError
             done = reached
@@ -71,10 +70,10 @@ class ShardReader:
     def _read(self, span: Span, target: memoryview, done: int) -> int:
         try:
             # Padding is read only where the alignment of direct reads demands it.
-            end = span.nbytes if self._direct else span.wanted_end
+            end = span.nbytes if self._alignment else span.wanted_end
             return self._system.read(self._descriptor, target[done:end], span.offset + done)
         except OSError as error:
-            if self._direct and error.errno == errno.EINVAL:
+            if self._alignment and error.errno == errno.EINVAL:
                 raise DirectRefusedError from error
             raise ReadError(
                 f"{self._shard.name} could not be read at byte {span.offset + done}, inside "

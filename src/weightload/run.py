@@ -1,0 +1,196 @@
+"""The steps of one load, in an order that is fixed by what costs memory.
+
+Open and check every file, plan, reserve the ring, take the slabs, stream, then give
+the ring back before anything is handed out. Whatever fails, everything that was taken
+is given back in the opposite order, and the first error is the one that is raised.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from weightload.budget import check_room
+from weightload.checkpoint.folder import open_checkpoint
+from weightload.checkpoint.selection import select
+from weightload.cleanup import Cleanup, abandon
+from weightload.device.copies import Copies
+from weightload.device.destination import (
+    CallerDestination,
+    Destination,
+    DriverDestination,
+    TorchDestination,
+)
+from weightload.device.driver import STREAM_NON_BLOCKING, Driver
+from weightload.device.pinned import Reservation
+from weightload.device.profile import Device
+from weightload.device.slots import Ring
+from weightload.loaded import Loaded
+from weightload.mapped import WINDOW_BYTES, MappedCarrier
+from weightload.plan import check_slot, plan_batches
+from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
+from weightload.staged import StagedCarrier
+from weightload.upload import Upload
+from weightload.work import ShardWork
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from weightload.checkpoint.selection import Selection
+    from weightload.host.system import System
+    from weightload.report import LoadReport
+    from weightload.verify import Verifier
+
+
+@dataclass
+class Run:
+    """One call of `load`, with its arguments checked."""
+
+    system: System
+    seam: Driver
+    ordinal: int
+    route: str
+    threads: int
+    slot_bytes: int
+    slot_count: int
+    from_torch: bool
+    progress: Callable[[int, int], None] | None
+    report: LoadReport
+    verifier: Verifier | None
+
+    def load(
+        self,
+        checkpoint: str | os.PathLike[str],
+        only: Sequence[str] | None,
+        into: Mapping[str, Any] | None,
+    ) -> Loaded:
+        """Run every step; arguments and errors are those of `weightload.load`."""
+        report = self.report
+        with report.phase("total"), Cleanup() as kept:
+            with report.phase("open"):
+                files = open_checkpoint(checkpoint)
+            with files:
+                report.strays = files.strays
+                selection = select(files, only, into)
+                with report.phase("device"):
+                    gpu = Device(self.seam, self.ordinal)
+                    kept.undo(gpu.close)
+                    check_device(self.route, gpu.profile)
+                with gpu.current(), Cleanup() as staging:
+                    destination = self._destination(gpu, selection, into)
+                    tensors = self._upload(gpu, selection, destination, kept, staging)
+                    with report.phase("close"):
+                        for part in selection.shards:
+                            part.shard.check_unchanged()
+                        staging.close()
+                digests = self.verifier.finish(selection.records) if self.verifier else {}
+            # torch's tensors keep their own memory and its hold on the context; memory
+            # from the driver lives until the caller closes it.
+            closing = ExitStack() if self.from_torch else kept.pop_all()
+            return Loaded(tensors, report, digests, closing)
+
+    def _destination(
+        self, gpu: Device, selection: Selection, into: Mapping[str, Any] | None
+    ) -> Destination:
+        if into is not None:
+            return CallerDestination(gpu, selection.records, into)
+        if self.from_torch:
+            return TorchDestination(gpu, selection.records)
+        return DriverDestination(gpu, selection.records)
+
+    def _upload(
+        self,
+        gpu: Device,
+        selection: Selection,
+        destination: Destination,
+        kept: Cleanup,
+        staging: Cleanup,
+    ) -> dict[str, Any]:
+        """Stream every wanted byte; returns the tensors."""
+        report, call = self.report, self.seam.call
+        alignments = [self.system.direct_alignment(s.descriptor) for s, _ in selection.shards]
+        alignment = max([a for a in alignments if a], default=self.system.page_bytes)
+        check_slot(self.slot_bytes, alignment)
+        staged = self.route in {AUTO, *STAGED_ROUTES}
+        slots = min(self.slot_count, max(1, -(-selection.wanted_bytes // self.slot_bytes)))
+        ring_bytes = slots * self.slot_bytes if staged else 0
+        check_room(gpu.profile, self.system, selection.wanted_bytes, ring_bytes)
+        ring = None
+        with report.phase("reserve"):
+            if staged:
+                pinned = self.route != "pageable"
+                reservation = Reservation(
+                    gpu, self.system, slots, self.slot_bytes, alignment, pinned=pinned
+                )
+                staging.undo(reservation.cancel)
+        with report.phase("allocate"):
+            stream = int(call("cuStreamCreate", STREAM_NON_BLOCKING))
+            staging.undo(call, "cuStreamDestroy", stream)
+            kept.undo(destination.release)
+            destination.allocate()
+            destination.ready(stream)
+            work = self._work(selection, destination, alignments)
+        with report.phase("reserve"):
+            if staged:
+                ring = Ring(self.seam, reservation.finish(), self.slot_bytes)
+                staging.undo(ring.close)
+        self._describe(gpu, selection, destination, ring)
+        copies = Copies(self.seam, stream)
+        upload = Upload(gpu, copies, ring, report, self.verifier, self.progress)
+        with report.phase("stream"):
+            try:
+                carriers = [self._carrier(item, ring, copies, staging) for item in work]
+                with upload.running(carriers, self.threads):
+                    tensors = destination.tensors()
+            except BaseException:
+                if copies.unfinished:
+                    abandon(kept.pop_all())
+                raise
+        return tensors
+
+    def _work(
+        self, selection: Selection, destination: Destination, alignments: Sequence[int | None]
+    ) -> list[ShardWork]:
+        """Give each shard its route, its plan and its tensors' addresses."""
+        addresses = iter(destination.addresses)
+        work = []
+        for (shard, records), alignment in zip(selection.shards, alignments, strict=True):
+            decision = decide(self.route, shard, self.system)
+            self.report.decisions.append(decision)
+            staged = decision.route in STAGED_ROUTES
+            batches = plan_batches(
+                records,
+                self.slot_bytes if staged else WINDOW_BYTES,
+                (alignment if staged else None) or self.system.page_bytes,
+                whole_tensors=self.verifier is not None,
+            )
+            ours = list(islice(addresses, len(records)))
+            work.append(ShardWork(shard, records, ours, decision.route, alignment, batches))
+        return work
+
+    def _carrier(
+        self, work: ShardWork, ring: Ring | None, copies: Copies, closing: Cleanup
+    ) -> StagedCarrier | MappedCarrier:
+        if ring is not None:
+            return StagedCarrier(work, ring, copies, self.system, closing, self.report)
+        return MappedCarrier(work, copies, closing)
+
+    def _describe(
+        self, gpu: Device, selection: Selection, destination: Destination, ring: Ring | None
+    ) -> None:
+        """Fill in what the report says of the parts, once they are known."""
+        report = self.report
+        report.device, report.integrated = gpu.profile.name, gpu.profile.integrated
+        report.shards = len(selection.shards)
+        report.tensors = sum(len(part.records) for part in selection.shards)
+        report.wanted_bytes = selection.wanted_bytes
+        if ring is not None:
+            memory = ring.memory
+            report.slot_count, report.slot_bytes = memory.slot_count, self.slot_bytes
+            report.ring_memory, report.pinned_bytes = memory.kind, memory.pinned_bytes
+            report.fallbacks += memory.refusals
+        report.device_bytes = sum(destination.slab_bytes)
+        report.slabs = len(destination.slab_bytes)
