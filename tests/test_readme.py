@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nox
-
 import fakecuda
 import weightload
 from fixtures.checkpoints import decoder, write_checkpoint
