@@ -137,6 +137,18 @@ class Engine:
         if op is not None:
             self._order.host_knows(op, self.call)
 
+    @staticmethod
+    def memory_goes(op: Op) -> None:
+        """The caller takes back memory of its own under work that has not run.
+
+        Only the work must not touch it blindly, for it may be unmapped: a source is read
+        if it is still there, a target is left alone.
+        """
+        reads_it = op.accesses[0].block is not None and op.accesses[0].block.kind == "registered"
+        op.pageable_source = reads_it and not op.accesses[0].writes
+        if not op.pageable_source:
+            op.action = _nothing
+
     def touching(self, block: Block) -> list[Op]:
         """Work on a block whose end the host does not know."""
         return [
@@ -238,6 +250,10 @@ class Engine:
 
 def _may_start(op: Op) -> bool:
     return all(other.done for other in op.waits_for) and (op.ready is None or op.ready())
+
+
+def _nothing() -> None:
+    """Work whose target is gone."""
 
 
 def _on_device(op: Op) -> bool:

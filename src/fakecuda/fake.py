@@ -68,7 +68,6 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         self._seed = seed
         self._profile_name = profile if isinstance(profile, str) else profile.name
         self._gates: dict[int, list[Op]] = {}
-        self._closed = False
 
     @property
     def hazards(self) -> tuple[Hazard, ...]:
@@ -163,6 +162,9 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         for block in self._memory.live():
             if not self._memory.guards_intact(block):
                 self._report("GUARD-OVERWRITTEN", (), (), block, detail=block.name)
+        for block in self._memory.written_after_free():
+            detail = f"the host wrote to {block.name} after it was freed"
+            self._report("USE-AFTER-FREE", (), (), block, detail=detail)
         for context in self._contexts.values():
             if not context.users:
                 continue

@@ -147,6 +147,7 @@ class Memory:
         self._aliases: dict[int, Block] = {}
         self._freed: dict[int, Block] = {}
         self._quarantined: deque[Block] = deque()
+        self._quarantined_bytes = 0
         self._counts: dict[str, int] = {}
         self.device_bytes = 0
         self.pinned_bytes = 0
@@ -226,8 +227,13 @@ class Memory:
                 return block
         return None
 
-    def release(self, block: Block) -> None:
-        """Take a block out; its bytes live on while anything refers to them."""
+    def release(self, block: Block, *, in_use: bool) -> None:
+        """Take a block out; work that is `in_use` of it keeps its bytes alive.
+
+        Whoever still reads it, host or device, reads the pattern.
+        """
+        if block.kind == "pinned" or (block.kind == "device" and in_use):
+            self.poison(block.base, block.nbytes)
         del self._blocks[block.address]
         self._starts.remove(block.address)
         self._freed[block.address] = block
@@ -238,7 +244,8 @@ class Memory:
         else:
             self.pinned_bytes -= block.nbytes
             self._aliases.pop(block.device_address, None)
-            self._quarantine(block)
+            if block.kind == "pinned" and not in_use:
+                self._quarantine(block)
 
     def guards_intact(self, block: Block) -> bool:
         """Whether nobody wrote beside a pinned block."""
@@ -260,10 +267,23 @@ class Memory:
         self._counts[kind] = number + 1
         return Block(kind, number, nbytes, context, site)
 
+    def written_after_free(self) -> list[Block]:
+        """Freed pinned blocks, as far as they are still kept, that the host wrote to."""
+        return [block for block in self._quarantined if not self._is_poisoned(block)]
+
+    def _is_poisoned(self, block: Block) -> bool:
+        return all(
+            same(block.base + at, self._pattern, min(_TILE_BYTES, block.nbytes - at))
+            for at in range(0, block.nbytes, _TILE_BYTES)
+        )
+
     def _quarantine(self, block: Block) -> None:
         self._quarantined.append(block)
-        while sum(old.nbytes for old in self._quarantined) > _QUARANTINE_BYTES:
-            self._quarantined.popleft().keeper = None
+        self._quarantined_bytes += block.nbytes
+        while self._quarantined_bytes > _QUARANTINE_BYTES:
+            oldest = self._quarantined.popleft()
+            self._quarantined_bytes -= oldest.nbytes
+            oldest.keeper = None
 
     def _insert(self, block: Block) -> Block:
         self._freed.pop(block.address, None)

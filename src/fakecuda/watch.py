@@ -29,8 +29,8 @@ class SourceWatch:
 
     def start(self, op: Op, copy: Mover) -> None:
         """Keep the source's bytes."""
-        spare = self._spare.get(op.nbytes)
-        op.snapshot_keeper, op.snapshot = spare.pop() if spare else backing(op.nbytes)
+        spare = self._spare.get(_capacity(op))
+        op.snapshot_keeper, op.snapshot = spare.pop() if spare else backing(_capacity(op))
         copy(op.snapshot, op.source, op.nbytes)
 
     def compare(self, op: Op, start: int, count: int, now: int) -> None:
@@ -65,8 +65,13 @@ class SourceWatch:
     def forget(self, op: Op) -> None:
         """Let go of what was kept."""
         if op.snapshot:
-            self._spare.setdefault(op.nbytes, []).append((op.snapshot_keeper, op.snapshot))
+            self._spare.setdefault(_capacity(op), []).append((op.snapshot_keeper, op.snapshot))
             op.snapshot, op.snapshot_keeper = 0, None
+
+
+def _capacity(op: Op) -> int:
+    """Sizes of kept memory are powers of two, so that few of them are ever made."""
+    return 1 << (op.nbytes - 1).bit_length()
 
 
 def move_from_anywhere(target: int, source: int, nbytes: int) -> None:

@@ -1,6 +1,7 @@
 """Hazards: each broken rule is reported once, under its id, with where and what."""
 
 import ctypes
+import mmap
 import threading
 
 import pytest
@@ -298,3 +299,53 @@ def test_two_devices_do_not_share_events() -> None:
     stream = setup.stream()
     assert cu.cuEventRecord(event, stream)[0] == cu.CUresult.CUDA_ERROR_INVALID_HANDLE
     cu.close(check=False)
+
+
+def test_the_host_writes_to_freed_memory() -> None:
+    """A write through a pointer that was freed is found when the fake is closed."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    address = setup.pinned(200_000)
+    setup.give_back()
+    ctypes.c_uint8.from_address(address + 150_000).value ^= 1
+    hazard = _only(cu)
+    assert hazard.id == "USE-AFTER-FREE"
+    assert hazard.detail == "the host wrote to pinned0 after it was freed"
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+def test_unregistered_memory_may_be_unmapped(*, to_device: bool) -> None:
+    """Taking registered memory away under a copy is a hazard, and does not kill the test."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    memory, stream = setup.device(8192), setup.stream()
+    ok(cu.cuMemsetD8(memory, 3, 8192))
+    ok(cu.cuCtxSynchronize())
+    mapping = mmap.mmap(-1, 8192)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    ok(cu.cuMemHostRegister(address, 8192, 0))
+    if to_device:
+        ok(cu.cuMemcpyHtoDAsync(memory, address, 8192, stream))
+    else:
+        ok(cu.cuMemcpyDtoHAsync(address, memory, 8192, stream))
+    ok(cu.cuMemHostUnregister(address))
+    mapping.close()
+    ok(cu.cuStreamSynchronize(stream))
+    assert setup.read(memory, 8192) == bytes([3]) * 8192
+    setup.give_back()
+    assert _only(cu).id == "FREE-WHILE-PENDING"
+
+
+def test_a_closed_fake_is_deinitialised() -> None:
+    """Calls after the end answer as a driver does at the interpreter's exit."""
+    with FakeCuda() as cu:
+        ok(cu.cuInit(0))
+    assert cu.cuDeviceGetCount()[0] == cu.CUresult.CUDA_ERROR_DEINITIALIZED
+
+
+def test_a_report_names_the_call() -> None:
+    """Where there is nothing else to say, the call is named."""
+    cu = FakeCuda()
+    ok(cu.cuInit(0))
+    assert int(cu.cuMemGetInfo()[0]) != 0
+    assert "in cuMemGetInfo" in str(_only(cu))

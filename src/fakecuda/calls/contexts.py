@@ -141,7 +141,7 @@ class ContextCalls(Machine):
         self._report_leaks(context, None)
         for block in self._memory.live():
             if block.context is context:
-                self._memory.release(block)
+                self._memory.release(block, in_use=bool(self._engine.touching(block)))
         self._order.streams[:] = [s for s in self._order.streams if s.context is not context]
         for handle, stream in tuple(self._streams.items()):
             if stream.context is context:

@@ -72,6 +72,7 @@ class _Here(threading.local):
 
     site: Site = ()
     call = 0
+    name = ""
     in_callback = False
 
     def __init__(self) -> None:
@@ -123,7 +124,7 @@ class Machine:
             late=isinstance(choices, Late),
             stuck_after_s=stuck_after_s,
         )
-        self._started = False
+        self._started = self._closed = False
         self._calls = 0
         self._contexts: dict[int, Context] = {}
         self._streams: dict[int, Stream] = {}
@@ -206,6 +207,7 @@ class Machine:
             if end > start:
                 low, high = start - block.address, end - block.address
                 detail = f"bytes [{low}, {high}) of {block.name}, {block.nbytes} bytes"
+        detail = detail or f"in {self._here.name}"
         sites = (render_site(site), render_site(other), render_site(origin))
         self._hazards.append(Hazard(hazard, detail, *sites, self._calls, self._trail.text))
 
@@ -219,6 +221,8 @@ class Machine:
         """
         if gate is Gate.OPEN:
             return
+        if self._closed:
+            raise Refused(CUresult.CUDA_ERROR_DEINITIALIZED)
         if not self._started:
             raise Refused(CUresult.CUDA_ERROR_NOT_INITIALIZED)
         if self._here.in_callback:
@@ -315,7 +319,7 @@ def entry(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         with self._mutex:
             self._calls += 1
             here.call = self._engine.call = self._calls
-            here.site = caller_site()
+            here.name, here.site = row.name, caller_site()
             try:
                 value = self._perform(method, row, args)
             except Refused as refusal:

@@ -110,7 +110,10 @@ class MemoryCalls(Machine):
             "RANGE_SIZE": block.nbytes,
             "MAPPED": True,
         }
-        name = CUpointer_attribute(attribute).name.removeprefix("CU_POINTER_ATTRIBUTE_")
+        try:
+            name = CUpointer_attribute(attribute).name.removeprefix("CU_POINTER_ATTRIBUTE_")
+        except ValueError:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE) from None
         if facts[name] is None:
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         return facts[name]
@@ -139,12 +142,11 @@ class MemoryCalls(Machine):
             self._engine.await_all(pending)
         for op in pending:
             self._watch.source_goes(op)
+            if block.kind == "registered" and not op.done:
+                self._engine.memory_goes(op)
         if not self._memory.guards_intact(block):
             self._report("GUARD-OVERWRITTEN", None, (), block, detail=block.name)
-        if block.kind == "pinned" or (block.kind == "device" and pending):
-            # Whoever still reads it, host or device, reads the pattern.
-            self._memory.poison(block.base, block.nbytes)
-        self._memory.release(block)
+        self._memory.release(block, in_use=bool(pending))
 
 
 def _refuse(code: CUresult | None) -> None:
