@@ -90,7 +90,11 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
     allow_dirty: Annotated[bool, typer.Option("--allow-dirty")] = False,
     allow_detached: Annotated[bool, typer.Option("--allow-detached")] = False,
 ) -> None:
-    """Qualify a candidate's loader against a baseline's and write a receipt."""
+    """Qualify a candidate's loader against a baseline's and write a receipt.
+
+    Exit status: 0 the requirement is proven, 1 refuted, 2 wrong usage, 3 inconclusive, 4 a
+    control failed or weights differ, 130 interrupted.
+    """
     job = Job(
         project=project,
         baseline=baseline,

@@ -78,6 +78,8 @@ class Device:
         self._handle = self._call("cuDeviceGet", ordinal)
         context = self._call("cuDevicePrimaryCtxRetain", self._handle)
         self._call("cuCtxSetCurrent", context)
+        if self._fake is None:
+            _bring_up_torch(ordinal)
 
     def close(self) -> None:
         """Let the device go; the fake looks for leaks now, and keeps what it finds."""
@@ -177,6 +179,15 @@ class Device:
         if int(result):
             raise DeviceError(f"{name} returned {getattr(result, 'name', result)}.")
         return values[0] if values else None
+
+
+def _bring_up_torch(ordinal: int) -> None:
+    """Import and start torch before the clock does: no arm may pay for it in its load."""
+    import torch  # noqa: PLC0415 -- a leg on the fake device does without
+
+    torch.cuda.init()  # type: ignore[no-untyped-call] # torch leaves it without types
+    torch.empty(1, device=f"cuda:{ordinal}")
+    torch.cuda.synchronize(ordinal)
 
 
 def _leaves_the_device(record: Mapping[str, Any]) -> bool:
