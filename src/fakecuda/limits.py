@@ -46,7 +46,8 @@ class Accounts:
         self.limits = limits
         self._profile = profile
         self._memory = memory
-        self.total_bytes = limits.device_bytes or profile.total_bytes
+        wanted = limits.device_bytes
+        self.total_bytes = profile.total_bytes if wanted is None else wanted
 
     @property
     def free_bytes(self) -> int:
@@ -76,7 +77,7 @@ class Accounts:
         limits, pinned = self.limits, self._memory.pinned_bytes
         if limits.pinned_bytes_per_call is not None and nbytes > limits.pinned_bytes_per_call:
             return limits.pinned_call_error
-        room = limits.pinned_bytes or self._profile.host_bytes
+        room = self._profile.host_bytes if limits.pinned_bytes is None else limits.pinned_bytes
         if self._profile.shares_memory:
             room = min(room, pinned + self.available_bytes)
         pressed = (

@@ -150,6 +150,14 @@ def test_pinned_memory_ends_cumulatively() -> None:
         setup.give_back()
 
 
+def test_a_limit_of_nothing_is_a_limit() -> None:
+    """Where no byte may be pinned, the smallest pin is refused."""
+    with FakeCuda(limits=Limits(pinned_bytes=0)) as cu:
+        setup = Setup(cu)
+        assert _names(cu.cuMemHostAlloc(1, 0)) == ["OUT_OF_MEMORY"]
+        setup.give_back()
+
+
 def test_one_pin_has_a_limit() -> None:
     """A single pin beyond the limit is refused with the code that was asked for."""
     with FakeCuda(limits=Limits(pinned_bytes_per_call=(1 << 31) - 1)) as cu:

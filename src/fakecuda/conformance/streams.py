@@ -306,8 +306,9 @@ def wait_for_a_value(subject: Subject) -> str:
     return f"{outcome}, then done"
 
 
-@row("INVALID_VALUE")
+@row("INVALID_VALUE", alone=True)
 def wait_for_a_value_nowhere(subject: Subject) -> str:
     """A stream cannot wait for a value in memory that the device does not know."""
+    subject.start()
     stream, word = subject.stream(), subject.pageable(64)
     return subject.code(subject.cu.cuStreamWaitValue32(stream, word & ~3, 1, 0))
