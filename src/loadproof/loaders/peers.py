@@ -55,7 +55,10 @@ def _safetensors_prefetch(folder: Path, device: str) -> Tensors:
     from safetensors import safe_open  # noqa: PLC0415 - an extra
 
     tensors: Tensors = {}
-    files = [safe_open(shard, framework="pt", device=device) for shard in _shards(folder)]
+    # Any: the types of the release before have no prefetch.
+    files: list[Any] = [
+        safe_open(shard, framework="pt", device=device) for shard in _shards(folder)
+    ]
     loaders = [file.prefetch() for file in files]
     for loader in loaders:
         with loader:

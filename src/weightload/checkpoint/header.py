@@ -206,15 +206,15 @@ def _record(name: str, entry: object, data_start: int, shard: str) -> Record:
         raise HeaderError(
             f"{shard}: tensor {name!r} has dtype {dtype!r}, which the format does not know."
         )
-    if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise HeaderError(f"{shard}: tensor {name!r} has shape {shape!r}, not a list of sizes.")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+    if type(offsets) is not list or len(offsets) != 2:
+        raise HeaderError(f"{shard}: tensor {name!r} lacks its two byte positions.")
+    start, end = offsets
+    if not (_is_size(start) and _is_size(end)):
         raise HeaderError(
             f"{shard}: tensor {name!r} has data_offsets {offsets!r}, not two byte positions."
         )
-    start, end = offsets
-    bits_in_all = _bits_in_all(shape, bits)
-    if bits_in_all is None or bits_in_all % 8 or end - start != bits_in_all // 8:
+    bits_in_all = _bits_in_all(name, shape, bits, shard)
+    if bits_in_all % 8 or end - start != bits_in_all // 8:
         raise HeaderError(
             f"{shard}: tensor {name!r} of dtype {dtype} and shape {shape} does not fit its "
             f"bytes {start} to {end}."
@@ -222,15 +222,23 @@ def _record(name: str, entry: object, data_start: int, shard: str) -> Record:
     return Record(name, dtype, tuple(shape), data_start + start, data_start + end)
 
 
-def _bits_in_all(shape: list[int], bits: int) -> int | None:
+def _bits_in_all(name: str, shape: Any, bits: int, shard: str) -> int:  # noqa: ANN401 - not checked yet
     """Multiply as the reference does, where any overflow of 64 bits is an error."""
     product = 1
-    for size in shape:
+    sizes: list[Any] = shape if type(shape) is list else [None]
+    for size in sizes:
+        if not _is_size(size):
+            raise HeaderError(
+                f"{shard}: tensor {name!r} has shape {shape!r}, not a list of sizes."
+            )
         product *= size
         if product >= _SIZE_LIMIT:
-            return None
-    product *= bits
-    return product if product < _SIZE_LIMIT else None
+            break
+    if product * bits >= _SIZE_LIMIT:
+        raise HeaderError(
+            f"{shard}: tensor {name!r} of shape {shape} does not fit into 64 bits of size."
+        )
+    return product * bits
 
 
 def _check_layout(records: list[Record], data_start: int, file_bytes: int, shard: str) -> None:
