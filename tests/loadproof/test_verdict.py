@@ -79,6 +79,47 @@ def test_a_clear_effect_has_its_word(log_time: float, outcome: str) -> None:
     assert verdict.sound
 
 
+def drawn_from(gains: dict[str, list[float]]) -> list[TimeSample]:
+    """Make samples whose contrast in each block is exactly the number given."""
+    effects = {"A": [0.0] * 8, "S": [-0.3] * 8} | gains
+    return [
+        TimeSample(block, half, arm, math.exp(-effects[arm][block]))
+        for block in range(8)
+        for half in (0, 1)
+        for arm in ARMS
+    ]
+
+
+WIDE = [-0.04, 0.04, -0.03, 0.03, -0.035, 0.035, -0.02, 0.02]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_effect_inside_the_band_of_the_same_code_has_no_word(sign: int) -> None:
+    """An estimate beyond the margin is no gain, and no regression, within what A' does."""
+    steady = [sign * 0.03] * 8
+    verdict = judge(drawn_from({"A'": WIDE, "B": steady}))
+    assert verdict.contrasts["A'"].high > 0.03
+    assert verdict.sound
+    assert verdict.outcome in {"inconclusive", "no-gain"}
+    alone = judge(drawn_from({"A'": [0.0] * 8, "B": steady}))
+    assert alone.outcome == ("gain" if sign > 0 else "regression")
+
+
+def test_an_interval_that_reaches_the_margin_is_not_no_gain() -> None:
+    """A small estimate does not exclude a gain that the interval allows."""
+    verdict = judge(drawn_from({"A'": [0.0] * 8, "B": WIDE}))
+    assert abs(verdict.contrasts["B"].estimate) < 0.01
+    assert (verdict.outcome, codes(verdict)) == ("inconclusive", {"interval-too-wide"})
+    assert verdict.sound
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_effect_below_the_margin_has_no_word(sign: int) -> None:
+    """A certain effect of half the margin is neither a gain nor a regression."""
+    verdict = judge(drawn_from({"A'": [0.0] * 8, "B": [sign * 0.01] * 8}))
+    assert verdict.outcome == "no-gain"
+
+
 def test_a_drift_gives_no_gain() -> None:
     """Half a percent slower with every leg says nothing about the candidate."""
     verdict = judge(samples(0.0, extra=lambda place: 0.005 * place))
