@@ -219,7 +219,7 @@ def _record(name: str, entry: object, data_start: int, shard: str) -> Record:
             f"{shard}: tensor {name!r} of dtype {dtype} and shape {shape} does not fit its "
             f"bytes {start} to {end}."
         )
-    return Record(name, dtype, tuple(shape), data_start + start, data_start + end)
+    return Record(name, dtype, tuple(shape or ()), data_start + start, data_start + end)
 
 
 def _bits_in_all(name: str, shape: Any, bits: int, shard: str) -> int:  # noqa: ANN401 - not checked yet
