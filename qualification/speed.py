@@ -5,7 +5,7 @@ Run on a CUDA GPU, from the repository's root:
     python -m qualification.speed make DIR            # the checkpoints, about 13 GB
     python -m qualification.speed run DIR --out OUT   # samples.json and table.md
 
-Every leg is a fresh process that loads once. A block is a random order of the arms
+Every leg is a process of its own that loads once. A block is a random order of the arms
 followed by its mirror; ratios are taken within a half block, so that a machine that
 slows down slows both sides. Raw samples are written beside the table.
 """
@@ -13,23 +13,25 @@ slows down slows both sides. Raw samples are written beside the table.
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
 import random
-import subprocess
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fixtures.checkpoints import RECIPES
 from loadproof.loaders import PEERS
+from qualification.speed_leg import run_leg
 from qualification.speed_table import table
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-ROOT = Path(__file__).parents[1]
 LEG_TIMEOUT_S = 120
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["qualification.speed_leg"])
 WARM_PEERS = (
     "instanttensor",
     "safetensors-prefetch",
@@ -108,7 +110,9 @@ def run(
             for half, sequence in enumerate((first, first[::-1])):
                 for leg in sequence:
                     spec = leg | {"cache": cache, "folder": str(folder / leg["recipe"])}
-                    result = _run_leg(spec, prefetch_site)
+                    if leg["arm"] == "safetensors-prefetch":
+                        spec["site"] = prefetch_site
+                    result = _run_leg(spec)
                     samples.append(leg | {"block": block, "half": half} | result)
                     typer.echo(json.dumps(samples[-1]))
     out.mkdir(parents=True, exist_ok=True)
@@ -118,24 +122,27 @@ def run(
     typer.echo(text)
 
 
-def _run_leg(spec: Leg, prefetch_site: str) -> Leg:
-    environment = dict(os.environ)
-    if spec["arm"] == "safetensors-prefetch" and prefetch_site:
-        environment["PYTHONPATH"] = f"{prefetch_site}:{environment.get('PYTHONPATH', '')}"
-    finished = subprocess.run(
-        [sys.executable, "-m", "qualification.speed_leg", json.dumps(spec)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LEG_TIMEOUT_S,
-        check=False,
-    )
-    if finished.returncode:
+def _run_leg(spec: Leg) -> Leg:
+    """Run one leg in a process of its own, forked from a server that has imported torch.
+
+    The server never touches CUDA, so every leg makes its own context and loads once.
+    """
+    ours, theirs = _SERVER.Pipe(duplex=False)
+    process = _SERVER.Process(target=run_leg, args=(spec, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(LEG_TIMEOUT_S):
+            return {"failed": f"no result after {LEG_TIMEOUT_S} s"}
+        result: Leg = ours.recv()
+    except EOFError:
         # A peer that fails is a result; it is shown, and no ratio is made of it.
-        return {"failed": finished.stderr.strip().splitlines()[-1:]}
-    result: Leg = json.loads(finished.stdout.splitlines()[-1])
-    return result
+        return {"failed": "the process ended without a result"}
+    else:
+        return result
+    finally:
+        process.kill()
+        process.join()
 
 
 if __name__ == "__main__":

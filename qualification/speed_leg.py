@@ -1,4 +1,4 @@
-"""One leg of the speed table: a fresh process that prepares, loads once and says how long.
+"""One leg of the speed table: a process that prepares, loads once and says how long.
 
 The clock starts with everything imported and the CUDA context made, in every arm, and
 stops after the device is synchronised with the tensors in hand.
@@ -6,13 +6,12 @@ stops after the device is synchronised with the tensors in hand.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from cuda.bindings import driver as cu
@@ -20,6 +19,9 @@ from cuda.bindings import driver as cu
 import weightload
 from loadproof.loaders import PEERS
 from qualification.limits import file_reads, hashing, host_to_device, shards
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 DEVICE = "cuda:0"
 _PEER_MODULES = {
@@ -32,13 +34,13 @@ _PEER_MODULES = {
 
 def _prepare(cache: str, folder: Path) -> None:
     """Put the files into the page cache, or take them out of it."""
+    buffer = bytearray(64 << 20)
     for path in shards(folder):
         descriptor = os.open(path, os.O_RDONLY)
         if cache == "cold":
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         else:
-            buffer = bytearray(64 << 20)
             offset = 0
             while got := os.preadv(descriptor, [buffer], offset):
                 offset += got
@@ -131,28 +133,30 @@ def _timed_load(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Run the leg that the command line describes, and print its result as the last line."""
-    spec = json.loads(sys.argv[1])
+def run_leg(spec: dict[str, Any], answer: Connection) -> None:
+    """Run one leg and send its result, or the error that ended it."""
+    if spec.get("site"):
+        sys.path.insert(0, spec["site"])
     folder = Path(spec["folder"])
     torch.empty(1, device=DEVICE)
     torch.cuda.synchronize()
     _prepare(spec["cache"], folder)
     resident = _resident_share(folder)
-    result = _limits(spec, folder) if spec["arm"] == "limits" else _timed_load(spec, folder)
-    facts = {
-        "resident_share": resident,
+    try:
+        result = _limits(spec, folder) if spec["arm"] == "limits" else _timed_load(spec, folder)
+    except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result
+        result = {"failed": f"{type(error).__name__}: {error}"}
+    answer.send(result | {"resident_share": resident} | _facts())
+    answer.close()
+    # Peers' threads and pools must not turn a finished leg into a hang.
+    os._exit(0)
+
+
+def _facts() -> dict[str, Any]:
+    return {
         "device": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "driver": int(cu.cuDriverGetVersion()[1]),
         "kernel": os.uname().release,
         "cores": len(os.sched_getaffinity(0)),
     }
-    sys.stdout.write(json.dumps(result | facts) + "\n")
-    sys.stdout.flush()
-    # Peers' threads and pools must not turn a finished leg into a hang.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

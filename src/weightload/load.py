@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # Smaller slots lose time to Python's lock, larger ones to pinning them.
 SLOT_BYTES = 4 << 20
-SLOT_COUNT_MAX = 24
+# Slots beyond one per reader keep the copy engine fed; more only cost their pinning.
+SPARE_SLOTS = 4
 # Reading is waiting, so even two cores keep a few reads under way.
 _THREADS_MIN, _THREADS_MAX = 4, 12
 
@@ -61,7 +62,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
             then also owns the tensors' memory; None takes the real driver and torch.
         threads: reader threads; None chooses from the processors at hand.
         slot_bytes: capacity of one slot, a multiple of 4096.
-        slot_count: slots in the ring; None takes two per thread.
+        slot_count: slots in the ring; None takes four more than threads.
         system: the operating system's seam; None takes the real one.
 
     Returns:
@@ -78,7 +79,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
     """
     system = system or System()
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
-    slot_count = slot_count or min(2 * threads, SLOT_COUNT_MAX)
+    slot_count = slot_count or threads + SPARE_SLOTS
     if threads < 1 or slot_count < 1:
         raise UsageError("threads and slot_count must be at least 1; leave them out to choose.")
     check_route(route)
