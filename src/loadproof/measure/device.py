@@ -185,7 +185,6 @@ def _bring_up_torch(ordinal: int) -> None:
     """Import and start torch before the clock does: no arm may pay for it in its load."""
     import torch  # noqa: PLC0415 -- a leg on the fake device does without
 
-    torch.cuda.init()  # type: ignore[no-untyped-call] # torch leaves it without types
     torch.empty(1, device=f"cuda:{ordinal}")
     torch.cuda.synchronize(ordinal)
 
