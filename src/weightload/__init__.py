@@ -12,6 +12,7 @@ from weightload.errors import (
     DeviceMemoryError,
     DriverError,
     HeaderError,
+    RankError,
     ReadError,
     RingError,
     ShardChangedError,
@@ -23,6 +24,8 @@ from weightload.errors import (
 from weightload.host.system import System
 from weightload.load import load
 from weightload.loaded import Loaded
+from weightload.ranks import LoadReady
+from weightload.release import Released, ReleaseQueue
 from weightload.report import LoadReport
 
 __all__ = [
@@ -33,9 +36,13 @@ __all__ = [
     "DeviceTensor",
     "DriverError",
     "HeaderError",
+    "LoadReady",
     "LoadReport",
     "Loaded",
+    "RankError",
     "ReadError",
+    "ReleaseQueue",
+    "Released",
     "RingError",
     "ShardChangedError",
     "ShardMissingError",

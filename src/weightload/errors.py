@@ -64,6 +64,10 @@ class RingError(WeightloadError):
     """The ring has no slot left that may be written."""
 
 
+class RankError(WeightloadError):
+    """Another rank failed, or did not get ready in time."""
+
+
 class UsageError(WeightloadError):
     """An argument is not one that the function takes."""
 

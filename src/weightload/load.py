@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightload.loaded import Loaded
+    from weightload.release import ReleaseQueue
 
 
 # Smaller slots lose time to Python's lock, larger ones to pinning them.
 SLOT_BYTES = 4 << 20
 # Slots beyond one per reader keep the copy engine fed; more only cost their pinning.
 SPARE_SLOTS = 4
+READ_AHEAD_BYTES = 1 << 30
 # Reading is waiting, so even two cores keep a few reads under way.
 _THREADS_MIN, _THREADS_MAX = 4, 12
 
@@ -38,6 +40,10 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
     verify: str | None = None,
     manifest: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    read_ahead: int = 0,
+    read_ahead_bytes: int = READ_AHEAD_BYTES,
+    release: ReleaseQueue | bool | None = None,
+    measure_limits: bool = False,
     driver: Any = None,  # noqa: ANN401 - the binding publishes no types
     threads: int | None = None,
     slot_bytes: int = SLOT_BYTES,
@@ -58,6 +64,13 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         manifest: expected digests by name; implies `verify="sha256"`.
         progress: called as `progress(done_bytes, wanted_bytes)` from reader threads, one
             call at a time.
+        read_ahead: layers to read into the page cache ahead of the upload; 0 reads none.
+        read_ahead_bytes: most bytes to read ahead.
+        release: True gives the shards' pages back at the end, False does not; None does
+            on integrated devices, whose weights need the room. A `ReleaseQueue` does
+            it later, when all ranks and all loads are done.
+        measure_limits: measure the link's and the files' rates after the load, with the
+            load's own ring, and report the fraction reached.
         driver: an object of `cuda.bindings.driver`'s shape, such as a `FakeCuda`, which
             then also owns the tensors' memory; None takes the real driver and torch.
         threads: reader threads; None chooses from the processors at hand.
@@ -80,6 +93,8 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
     system = system or System()
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
     slot_count = slot_count or threads + SPARE_SLOTS
+    if read_ahead < 0:
+        raise UsageError("read_ahead counts layers; 0 reads nothing ahead.")
     if threads < 1 or slot_count < 1:
         raise UsageError("threads and slot_count must be at least 1; leave them out to choose.")
     check_route(route)
@@ -96,6 +111,10 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         from_torch=driver is None,
         progress=progress,
         report=LoadReport(threads=threads),
+        read_ahead=read_ahead,
+        read_ahead_bytes=read_ahead_bytes,
+        release=release,
+        measure_limits=measure_limits,
         verifier=Verifier(manifest) if verify or manifest is not None else None,
     )
     return run.load(checkpoint, only, into)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weightload.release import Released
     from weightload.routes import RouteDecision
 
 
@@ -38,6 +39,12 @@ class LoadReport:
         pinned_bytes: pinned memory reserved.
         device_bytes: device memory taken for the slabs.
         slabs: device allocations.
+        resident_before_bytes: of the shards in the page cache; None where the kernel will
+            not say.
+        resident_after_bytes: likewise, before anything is released.
+        read_ahead_bytes: bytes that were read into the page cache ahead of the upload.
+        released: what was given back to the page cache at the end, if anything.
+        limits: rates measured right after the load, in GB/s, and the fraction reached.
         quarantined_slots: slots set aside because something about their copies failed.
         phases_s: wall time of each phase; phases may overlap, `total` is the whole call.
     """
@@ -61,6 +68,11 @@ class LoadReport:
     pinned_bytes: int = 0
     device_bytes: int = 0
     slabs: int = 0
+    resident_before_bytes: int | None = None
+    resident_after_bytes: int | None = None
+    read_ahead_bytes: int = 0
+    released: Released | None = None
+    limits: dict[str, float] = field(default_factory=dict)
     quarantined_slots: int = 0
     phases_s: dict[str, float] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ is given back in the opposite order, and the first error is the one that is rais
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,13 @@ from weightload.device.driver import STREAM_NON_BLOCKING, Driver
 from weightload.device.pinned import Reservation
 from weightload.device.profile import Device
 from weightload.device.slots import Ring
+from weightload.host.readahead import ReadAhead
+from weightload.layers import layer_intervals
+from weightload.limits import host_to_device_gbs, reads_gbs
 from weightload.loaded import Loaded
 from weightload.mapped import WINDOW_BYTES, MappedCarrier
 from weightload.plan import check_slot, plan_batches
+from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
 from weightload.upload import Upload
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
+    from weightload.checkpoint.folder import Shard
     from weightload.checkpoint.selection import Selection
     from weightload.host.system import System
     from weightload.report import LoadReport
@@ -60,6 +65,10 @@ class Run:
     progress: Callable[[int, int], None] | None
     report: LoadReport
     verifier: Verifier | None
+    read_ahead: int
+    read_ahead_bytes: int
+    release: ReleaseQueue | bool | None
+    measure_limits: bool
 
     def load(
         self,
@@ -79,18 +88,36 @@ class Run:
                     gpu = Device(self.seam, self.ordinal)
                     kept.undo(gpu.close)
                     check_device(self.route, gpu.profile)
+                shards = [part.shard for part in selection.shards]
+                report.resident_before_bytes = resident_bytes(self.system, shards)
                 with gpu.current(), Cleanup() as staging:
                     destination = self._destination(gpu, selection, into)
                     tensors = self._upload(gpu, selection, destination, kept, staging)
                     with report.phase("close"):
-                        for part in selection.shards:
-                            part.shard.check_unchanged()
+                        for shard in shards:
+                            shard.check_unchanged()
                         staging.close()
+                report.resident_after_bytes = resident_bytes(self.system, shards)
                 digests = self.verifier.finish(selection.records) if self.verifier else {}
+                self._release(gpu, shards)
             # torch's tensors keep their own memory and its hold on the context; memory
             # from the driver lives until the caller closes it.
             closing = ExitStack() if self.from_torch else kept.pop_all()
             return Loaded(tensors, report, digests, closing)
+
+    def _release(self, gpu: Device, shards: Sequence[Shard]) -> None:
+        """Give the pages back, or queue the shards for whoever does it later."""
+        if isinstance(self.release, ReleaseQueue):
+            for shard in shards:
+                self.release.add(shard)
+            return
+        through_cache = set(self.report.route_bytes) - {"direct"}
+        wanted = gpu.profile.integrated if self.release is None else self.release
+        if wanted and through_cache:
+            with ReleaseQueue(system=self.system) as queue:
+                for shard in shards:
+                    queue.add(shard)
+            self.report.released = queue.released
 
     def _destination(
         self, gpu: Device, selection: Selection, into: Mapping[str, Any] | None
@@ -139,17 +166,52 @@ class Run:
                 staging.undo(ring.close)
         self._describe(gpu, selection, destination, ring)
         copies = Copies(self.seam, stream)
-        upload = Upload(gpu, copies, ring, report, self.verifier, self.progress)
+        ahead = self._read_ahead(selection)
+        upload = Upload(
+            gpu,
+            copies,
+            ring,
+            report,
+            self.verifier,
+            self.progress,
+            reached=ahead.advance if ahead else None,
+        )
         with report.phase("stream"):
             try:
                 carriers = [self._carrier(item, ring, copies, staging) for item in work]
-                with upload.running(carriers, self.threads):
+                with ahead or nullcontext(), upload.running(carriers, self.threads):
                     tensors = destination.tensors()
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
                 raise
+        report.read_ahead_bytes = ahead.read_bytes if ahead else 0
+        if self.measure_limits:
+            self._measure_limits(work, ring, copies)
         return tensors
+
+    def _read_ahead(self, selection: Selection) -> ReadAhead | None:
+        if not self.read_ahead:
+            return None
+        return ReadAhead(
+            self.system,
+            [part.shard for part in selection.shards],
+            layer_intervals(part.records for part in selection.shards),
+            self.read_ahead,
+            self.read_ahead_bytes,
+        )
+
+    def _measure_limits(
+        self, work: Sequence[ShardWork], ring: Ring | None, copies: Copies
+    ) -> None:
+        """Measure what was possible, for routes that use the ring."""
+        if ring is None:
+            return
+        limits = {"host_to_device_gbs": host_to_device_gbs(ring, copies)}
+        reads = reads_gbs(work, ring, self.system, self.threads)
+        limits |= {f"{route}_reads_gbs": rate for route, rate in reads.items()}
+        reached = self.report.wanted_bytes / self.report.phases_s["stream"] / 1e9
+        self.report.limits = limits | {"fraction_reached": reached / min(limits.values())}
 
     def _work(
         self, selection: Selection, destination: Destination, alignments: Sequence[int | None]

@@ -17,6 +17,7 @@ from weightload.errors import DriverError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from weightload.checkpoint.folder import Shard
     from weightload.device.copies import Copies
     from weightload.device.profile import Device
     from weightload.device.slots import Ring
@@ -52,13 +53,26 @@ class Upload:
         report: LoadReport,
         verifier: Verifier | None = None,
         progress: Callable[[int, int], None] | None = None,
+        reached: Callable[[Shard, int], None] | None = None,
     ) -> None:
+        """Prepare a run.
+
+        Args:
+            device: the opened device.
+            copies: the stream.
+            ring: the slots, for routes that use them.
+            report: counts what is brought.
+            verifier: hashes what is brought.
+            progress: the caller's, called with bytes done and wanted.
+            reached: called with the shard and file offset of each span before it is brought.
+        """
         self._device = device
         self._copies = copies
         self._ring = ring
         self._report = report
         self._verifier = verifier
         self._progress = progress
+        self._reached = reached
         self._lock = threading.Lock()
         self._first_error: BaseException | None = None
 
@@ -131,6 +145,8 @@ class Upload:
                     records = carrier.work.records
                     hasher = self._verifier.hasher(records) if self._verifier else None
                     for span in batch:
+                        if self._reached is not None:
+                            self._reached(carrier.work.shard, span.offset)
                         carrier.bring(span, hasher, self._count)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self._keep(error)

@@ -51,6 +51,7 @@ class Ring:
 
     Attributes:
         memory: where the slots lie.
+        slots: all of them, whatever their state.
         quarantined: slots set aside for good.
     """
 
@@ -68,21 +69,21 @@ class Ring:
         self._closed = False
         self._busy = 0
         self._in_flight: deque[Slot] = deque()
-        self._slots: list[Slot] = []
+        self.slots: list[Slot] = []
         try:
             self._make_slots()
         except BaseException:
             with suppress(DriverError):
                 self.close()
             raise
-        self._free = deque(self._slots)
+        self._free = deque(self.slots)
 
     def _make_slots(self) -> None:
         for number in range(self.memory.slot_count):
             address = self.memory.address + number * self.slot_bytes
             buffer = (ctypes.c_ubyte * self.slot_bytes).from_address(address)
             event = int(self._driver.call("cuEventCreate", EVENT_DISABLE_TIMING))
-            self._slots.append(Slot(address, memoryview(buffer).cast("B"), event))
+            self.slots.append(Slot(address, memoryview(buffer).cast("B"), event))
 
     def take(self) -> Slot:
         """A slot that may be written; settles the oldest one in flight when none is free.
@@ -177,7 +178,7 @@ class Ring:
         with Cleanup() as closing:
             # Undone in reverse: settle what is in flight, destroy the events, free the memory.
             closing.undo(self._free_memory)
-            for slot in self._slots:
+            for slot in self.slots:
                 closing.undo(self._destroy_event, slot)
             closing.undo(self.settle_all)
 

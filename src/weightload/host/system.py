@@ -87,6 +87,10 @@ class System:
         """
         return os.preadv(descriptor, [target], offset)
 
+    def advise_unneeded(self, descriptor: int) -> None:
+        """Ask the kernel to drop the file's clean, unmapped pages from its cache."""
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self, descriptor: int) -> None:
         """Close a descriptor that `open_direct` returned."""
         os.close(descriptor)
