@@ -20,13 +20,10 @@ from weightload.errors import ReadError
 from weightload.host.mapping import FileMapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from weightload.device.copies import Copies
     from weightload.plan import Span
-    from weightload.routes import Route
     from weightload.verify import BatchHasher
-    from weightload.work import ShardWork
+    from weightload.work import Count, ShardWork
 
 # Large enough that registering and waiting cost little beside the copy.
 WINDOW_BYTES = 64 << 20
@@ -69,9 +66,7 @@ class MappedCarrier:
         if registered is not None:
             self._copies.call("cuMemHostUnregister", registered)
 
-    def bring(
-        self, span: Span, hasher: BatchHasher | None, count: Callable[[Span, int, Route], None]
-    ) -> None:
+    def bring(self, span: Span, hasher: BatchHasher | None, count: Count) -> None:
         """Bring one span: it is on the device when this returns."""
         start, end = span.offset, span.offset + span.wanted_end
         if self.work.route == "touch":
@@ -84,7 +79,7 @@ class MappedCarrier:
                 flags = HOST_ALLOC_PORTABLE | HOST_REGISTER_READ_ONLY
                 call("cuMemHostRegister", address, span.wanted_end, flags)
                 registered = address
-            self._copies.queue(span, address, self.work.addresses)
+            copies = self._copies.queue(span, address, self.work.addresses)
             call("cuEventRecord", event, self._copies.stream)
             if hasher is not None:
                 hasher.update(self._mapping.bytes_view[start:end], span.slices)
@@ -93,4 +88,4 @@ class MappedCarrier:
             self._failed.append((event, registered))
             raise
         self._release(event, registered)
-        count(span, 0, self.work.route)
+        count(span, 0, copies, self.work.route)

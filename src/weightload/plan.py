@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from weightload.checkpoint.header import Record
 
+_MANY_SLICES = 32
 # cuMemAlloc promises at least 256 bytes, and kernels are tuned to expect it.
 DEVICE_ALIGNMENT_BYTES = 256
 
@@ -148,6 +149,10 @@ def plan_spans(
                 Slice(tensor, position - offset, position - record.start, end - position)
             )
             position = end
+            half = offset + slot_bytes // 2 // alignment * alignment
+            if len(slices) >= _MANY_SLICES and end <= half:
+                # Many small tensors leave half of the slot free, to be laid out in.
+                window_end = min(window_end, half)
     if slices:
         yield _span(offset, end, alignment, slices)
 

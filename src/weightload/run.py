@@ -165,7 +165,7 @@ class Run:
                 ring = Ring(self.seam, reservation.finish(), self.slot_bytes)
                 staging.undo(ring.close)
         self._describe(gpu, selection, destination, ring)
-        copies = Copies(self.seam, stream)
+        copies = Copies(self.seam, stream, spaced=destination.spaced)
         ahead = self._read_ahead(selection)
         upload = Upload(
             gpu,

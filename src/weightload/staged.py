@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from weightload.host.reads import DirectRefusedError, ShardReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from weightload.cleanup import Cleanup
     from weightload.device.copies import Copies
     from weightload.device.slots import Ring
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from weightload.report import LoadReport
     from weightload.routes import Route
     from weightload.verify import BatchHasher
-    from weightload.work import ShardWork
+    from weightload.work import Count, ShardWork
 
 
 class StagedCarrier:
@@ -61,9 +59,7 @@ class StagedCarrier:
         closing.undo(system.close, descriptor)
         self._direct = ShardReader(system, shard, descriptor, self.work.direct_alignment)
 
-    def bring(
-        self, span: Span, hasher: BatchHasher | None, count: Callable[[Span, int, Route], None]
-    ) -> None:
+    def bring(self, span: Span, hasher: BatchHasher | None, count: Count) -> None:
         """Bring one span: it is on its way when this returns."""
         slot = self._ring.take()
         try:
@@ -72,14 +68,14 @@ class StagedCarrier:
             self._ring.give_back(slot)
             raise
         try:
-            self._copies.queue(span, slot.address, self.work.addresses)
+            copies = self._copies.queue_from_slot(span, slot, self.work.addresses)
             if hasher is not None:
                 hasher.update(slot.bytes_view, span.slices)
         except BaseException:
             self._ring.quarantine(slot)
             raise
         self._ring.submit(slot, self._copies.stream)
-        count(span, reads, route)
+        count(span, reads, copies, route)
 
     def _fill(self, span: Span, target: memoryview) -> tuple[int, Route]:
         reader = self._direct

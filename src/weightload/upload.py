@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightload.report import LoadReport
     from weightload.routes import Route
     from weightload.verify import BatchHasher, Verifier
-    from weightload.work import ShardWork
+    from weightload.work import Count, ShardWork
 
 
 class Carrier(Protocol):
@@ -33,9 +33,7 @@ class Carrier(Protocol):
 
     work: ShardWork
 
-    def bring(
-        self, span: Span, hasher: BatchHasher | None, count: Callable[[Span, int, Route], None]
-    ) -> None:
+    def bring(self, span: Span, hasher: BatchHasher | None, count: Count) -> None:
         """Bring one span, hash it on the way if asked, and count it."""
 
 
@@ -151,13 +149,13 @@ class Upload:
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self._keep(error)
 
-    def _count(self, span: Span, reads: int, route: Route) -> None:
+    def _count(self, span: Span, reads: int, copies: int, route: Route) -> None:
         moved = sum(piece.nbytes for piece in span.slices)
         report = self._report
         with self._lock:
             report.reads += reads
             report.read_bytes += span.nbytes
-            report.copies += len(span.slices)
+            report.copies += copies
             report.route_bytes[route] = report.route_bytes.get(route, 0) + moved
             if self._progress is not None:
                 self._progress(sum(report.route_bytes.values()), report.wanted_bytes)

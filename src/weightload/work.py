@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,3 +31,10 @@ class ShardWork(NamedTuple):
     route: Route
     direct_alignment: int | None
     batches: Iterable[Sequence[Span]]
+
+
+class Count(Protocol):
+    """Counts what was brought."""
+
+    def __call__(self, span: Span, reads: int, copies: int, route: Route) -> None:
+        """Count one span, the calls that it took, and the route that its bytes came by."""

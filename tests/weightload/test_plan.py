@@ -98,6 +98,18 @@ def test_neighbours_share_a_read() -> None:
     assert len(span.slices) == 500
 
 
+@pytest.mark.parametrize("nbytes", [16, 700, 5000])
+def test_many_small_tensors_leave_room_in_the_slot(nbytes: int) -> None:
+    """Spans of many small tensors fill half a slot, and still no byte is read twice."""
+    slot_bytes = 64 * ALIGNMENT
+    records = records_from(100, [(nbytes, True)] * (3 * slot_bytes // nbytes))
+    spans = list(plan_spans(records, slot_bytes, ALIGNMENT))
+    many = [span for span in spans if len(span.slices) > 100]
+    assert all(span.nbytes <= slot_bytes // 2 for span in many)
+    ends = [span.offset + span.nbytes for span in spans]
+    assert all(span.offset >= end for span, end in zip(spans[1:], ends, strict=False))
+
+
 def test_a_gap_is_not_read() -> None:
     """A tensor that is not wanted is not read along."""
     records = records_from(0, [(4096, True), (1 << 20, False), (4096, True)])

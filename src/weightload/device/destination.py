@@ -61,6 +61,10 @@ class Destination(Protocol):
     def slab_bytes(self) -> Sequence[int]:
         """Sizes of the device allocations."""
 
+    @property
+    def spaced(self) -> bool:
+        """Whether tensors stand 256 bytes apart with nothing of anybody's between."""
+
     def allocate(self) -> None:
         """Take the memory."""
 
@@ -76,6 +80,8 @@ class Destination(Protocol):
 
 class DriverDestination:
     """Slabs from cuMemAlloc."""
+
+    spaced = True
 
     def __init__(self, device: Device, records: Sequence[Record]) -> None:
         self._device = device
@@ -147,6 +153,8 @@ _TORCH_NAMES = {
 
 class TorchDestination:
     """Slabs from torch's allocator."""
+
+    spaced = True
 
     def __init__(self, device: Device, records: Sequence[Record]) -> None:
         import torch  # noqa: PLC0415 - importing weightload must not import torch
@@ -230,6 +238,7 @@ class CallerDestination:
     """Tensors that the caller made: torch's on the device, or `DeviceTensor`."""
 
     slab_bytes: Sequence[int] = ()
+    spaced = False
 
     def __init__(self, device: Device, records: Sequence[Record], into: Mapping[str, Any]) -> None:
         """Check every tensor against its record.
