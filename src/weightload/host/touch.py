@@ -46,8 +46,8 @@ def spanned_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     reach = sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    first = tensor.storage_offset()
-    return first * tensor.element_size(), (first + reach + 1) * tensor.element_size()
+    first, step = int(tensor.storage_offset()), tensor.element_size()
+    return first * step, (first + int(reach) + 1) * step
 
 
 def touch_model_cpu_pages(model: torch.nn.Module, stride_bytes: int = PAGE_BYTES) -> int:
