@@ -87,7 +87,7 @@ class Engine:
     def progress(self) -> None:
         """Let the device run ahead as far as the schedule wants."""
         while not self._late:
-            heads = self._heads()
+            heads = [head for head in self._heads() if not head.lingers]
             answer = self._choices.pick("progress", len(heads) + 1) if heads else 0
             if answer == 0:
                 return

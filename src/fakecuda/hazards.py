@@ -23,6 +23,7 @@ HAZARDS: dict[str, str] = {
     "READ-UNWRITTEN": "a copy reads device bytes that nothing ever wrote",
     "OOB-SOURCE": "a copy reads outside of every live allocation",
     "OOB-DESTINATION": "a copy or fill writes outside of every live allocation",
+    "COPY-DIRECTION": "device memory stands where the call's name says host memory",
     "USE-AFTER-FREE": "freed memory was used",
     "USE-AFTER-DESTROY": "a destroyed stream, event or context was used",
     "BAD-FREE": "a free names no live allocation of its kind",

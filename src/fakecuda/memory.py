@@ -82,7 +82,7 @@ class Block:
         kind: `device`, `pinned` or `registered`.
         number: The how-manieth of its kind; names it in reports.
         address: What the caller knows it by.
-        device_address: What the device knows it by; differs for write-combined memory.
+        device_address: What the device knows it by; may differ for write-combined memory.
         base: The real address of its first byte.
         keeper: What keeps its bytes alive.
         device_writers: How much work, not known to be done, writes into it.
@@ -173,7 +173,7 @@ class Memory:
         return self._insert(block)
 
     def new_pinned(
-        self, nbytes: int, flags: int, context: object, site: Site, *, write_combined: bool
+        self, nbytes: int, flags: int, context: object, site: Site, *, aliased: bool
     ) -> Block:
         """Allocate pinned memory with guard bytes on both sides."""
         block = self._new("pinned", nbytes, context, site)
@@ -185,7 +185,7 @@ class Memory:
         block.flags = flags
         self.poison(block.base - _GUARD_BYTES, nbytes + 2 * _GUARD_BYTES)
         block.device_address = block.address
-        if write_combined:
+        if aliased:
             block.device_address = self._fresh_device_address(nbytes)
             self._aliases[block.device_address] = block
         self.pinned_bytes += nbytes
@@ -201,12 +201,14 @@ class Memory:
         self.pinned_bytes += nbytes
         return self._insert(block)
 
-    def overlaps(self, address: int, nbytes: int) -> bool:
-        """Whether any live block shares a byte with this range."""
+    def overlapping(self, address: int, nbytes: int) -> Block | None:
+        """The first live block that shares a byte with this range."""
         at = bisect_right(self._starts, address) - 1
-        if at >= 0 and address < self._starts[at] + self._blocks[self._starts[at]].nbytes:
-            return True
-        return at + 1 < len(self._starts) and self._starts[at + 1] < address + nbytes
+        for start in self._starts[max(at, 0) : at + 2]:
+            block = self._blocks[start]
+            if start < address + nbytes and address < start + block.nbytes:
+                return block
+        return None
 
     def find(self, address: int) -> Block | None:
         """The live block that holds this address."""

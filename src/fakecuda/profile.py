@@ -37,7 +37,20 @@ class Profile:
 
     def attribute(self, name: str) -> int:
         """The value of `CU_DEVICE_ATTRIBUTE_<name>`."""
-        return self.attributes[CUdevice_attribute[f"CU_DEVICE_ATTRIBUTE_{name}"]]
+        return self.value_of(CUdevice_attribute[f"CU_DEVICE_ATTRIBUTE_{name}"])
+
+    def value_of(self, attribute: CUdevice_attribute) -> int:
+        """The value of an attribute.
+
+        Raises:
+            LookupError: The profile does not state it; an invented answer could mislead.
+        """
+        if attribute not in self.attributes:
+            raise LookupError(
+                f"the profile of {self.name} does not state {attribute.name}; make one that "
+                "does with dataclasses.replace(profile, attributes=...)"
+            )
+        return self.attributes[attribute]
 
 
 @lru_cache

@@ -12,10 +12,15 @@ from enum import Enum
 
 
 class Gate(Enum):
-    """What must hold before a call does anything."""
+    """What must hold before a call does anything.
+
+    `OWNER` is for calls that find the context by what they are given, and need none to
+    be current (seen on an H200).
+    """
 
     OPEN = "none"
     INITIALISED = "cuInit"
+    OWNER = "cuInit, and its owner alive"
     CONTEXT = "current context"
 
 
@@ -52,7 +57,7 @@ def _row(
     return EntryPoint(name, parameters, tuple(results.split()), gate, enqueues, note)
 
 
-_OPEN, _INIT, _CTX = Gate.OPEN, Gate.INITIALISED, Gate.CONTEXT
+_OPEN, _INIT, _OWNER, _CTX = Gate.OPEN, Gate.INITIALISED, Gate.OWNER, Gate.CONTEXT
 
 _ROWS = (
     # Start, errors and devices.
@@ -78,9 +83,9 @@ _ROWS = (
     # Memory.
     _row("cuMemGetInfo()", "int int", _CTX, "Free and total device bytes."),
     _row("cuMemAlloc(bytesize:size)", "device_ptr", _CTX, "Device memory, not cleared."),
-    _row("cuMemFree(dptr:device_ptr)", "", _CTX, "Gives device memory back."),
+    _row("cuMemFree(dptr:device_ptr)", "", _OWNER, "Gives device memory back."),
     _row("cuMemHostAlloc(bytesize:size, Flags:int)", "host_ptr", _CTX, "Pinned host memory."),
-    _row("cuMemFreeHost(p:host_ptr)", "", _CTX, "Gives pinned host memory back."),
+    _row("cuMemFreeHost(p:host_ptr)", "", _OWNER, "Gives pinned host memory back."),
     _row("cuMemHostRegister(p:host_ptr, bytesize:size, Flags:int)", "", _CTX, "Pins memory."),
     _row("cuMemHostUnregister(p:host_ptr)", "", _CTX, "Undoes a registration."),
     _row(
@@ -206,7 +211,7 @@ _ROWS = (
         "Marks this place in the stream; overwrites an earlier mark.",
         enqueues=True,
     ),
-    _row("cuEventQuery(hEvent:event)", "", _CTX, "Whether the marked work is done."),
+    _row("cuEventQuery(hEvent:event)", "", _OWNER, "Whether the marked work is done."),
     _row("cuEventSynchronize(hEvent:event)", "", _CTX, "Waits for the marked work."),
     _row(
         "cuEventElapsedTime(hStart:event, hEnd:event)",

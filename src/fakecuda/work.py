@@ -55,6 +55,7 @@ class Op:
         must_be_awaited: False for synchronous calls that may return before their bytes
             have landed: their caller has nothing to await.
         pageable_source: The source is read, late, from memory that nobody pinned.
+        lingers: It stays under way until something needs it, however eager the device is.
         snapshot: Real address of the source's bytes as they were when it was queued;
             0 if they are not watched.
         ready: Answers whether it may run, for a wait on a memory value.
@@ -77,6 +78,7 @@ class Op:
     keepers: tuple[object, ...] = ()
     must_be_awaited: bool = True
     pageable_source: bool = False
+    lingers: bool = False
     snapshot: int = 0
     snapshot_keeper: object = None
     ready: Callable[[], bool] | None = None

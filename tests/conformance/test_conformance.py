@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fakecuda import load_profile
 from fakecuda.conformance import ROWS, Row
 
 Runner = Callable[[Row], str]
@@ -48,6 +49,15 @@ def test_fake_equals_hardware(
     }
     # A row that never ran on hardware is listed as "never" at the end of the run.
     assert not seen or seen == {fake_runner(ROWS[name])}
+
+
+def test_the_profile_is_the_device_that_was_asked(tables: list[dict[str, Any]]) -> None:
+    """What landed from hardware and the profile agree on size and attributes."""
+    profile = load_profile("h200")
+    (table,) = (table for table in tables if table["device"] == profile.name)
+    assert table["total_bytes"] == profile.total_bytes
+    stated = {name: profile.attribute(name) for name in table["attributes"]}
+    assert stated == table["attributes"]
 
 
 def test_few_rows_are_one_sided() -> None:

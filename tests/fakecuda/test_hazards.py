@@ -29,6 +29,7 @@ def test_ids_are_stable() -> None:
         "READ-UNWRITTEN",
         "OOB-SOURCE",
         "OOB-DESTINATION",
+        "COPY-DIRECTION",
         "USE-AFTER-FREE",
         "USE-AFTER-DESTROY",
         "BAD-FREE",

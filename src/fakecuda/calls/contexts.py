@@ -47,9 +47,10 @@ class ContextCalls(Machine):
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> int:
         self._device(device)
         try:
-            return self.profile.attributes[CUdevice_attribute(attribute)]
-        except (ValueError, KeyError):
+            known = CUdevice_attribute(attribute)
+        except ValueError:
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE) from None
+        return self.profile.value_of(known)
 
     @entry
     def cuDeviceTotalMem(self, device: int) -> int:

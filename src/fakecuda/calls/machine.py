@@ -227,16 +227,25 @@ class Machine:
             raise Refused(CUresult.CUDA_ERROR_NOT_INITIALIZED)
         if self._here.in_callback:
             raise Refused(CUresult.CUDA_ERROR_NOT_PERMITTED)
-        if gate is Gate.CONTEXT:
-            if not self._here.contexts:
-                self._report("NO-CONTEXT", None)
-                raise Refused(CUresult.CUDA_ERROR_INVALID_CONTEXT)
-            context = self._here.contexts[-1]
-            if context.lost is not None:
-                raise Refused(context.lost)
-            if not context.users:
-                self._report("USE-AFTER-DESTROY", None, detail="the context was released")
-                raise Refused(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        if gate is Gate.INITIALISED:
+            return
+        if self._here.contexts:
+            self._must_be_alive(self._here.contexts[-1])
+        elif gate is Gate.CONTEXT:
+            self._report("NO-CONTEXT", None)
+            raise Refused(CUresult.CUDA_ERROR_INVALID_CONTEXT)
+
+    def _must_be_alive(self, context: Context) -> None:
+        """Refuse work for a context that is lost or gone.
+
+        Raises:
+            Refused: It is.
+        """
+        if context.lost is not None:
+            raise Refused(context.lost)
+        if not context.users:
+            self._report("USE-AFTER-DESTROY", None, detail="the context was released")
+            raise Refused(CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED)
 
     def _perform(self, method: Callable[..., Any], row: EntryPoint, args: tuple[Any, ...]) -> Any:
         """Do the special part of a call, with the faults that were planned for it.
@@ -249,26 +258,37 @@ class Machine:
         error = next((f.error for f in strikes if f.error is not None and not f.deferred), None)
         for strike in strikes:
             self._delay(strike)
-        if error is None and row.gate is Gate.CONTEXT and self._engine.failure is not None:
-            error, self._engine.failure = self._engine.failure, None
+        in_context = row.gate in {Gate.OWNER, Gate.CONTEXT}
+        if error is None and in_context:
+            error = self._earlier_failure()
         if error is not None:
-            self._fail(method, row, args, error)
+            if (
+                row.enqueues
+                and int(error) not in STICKY
+                and not self._choose("failed-work-runs", 2)
+            ):
+                # The error may be an earlier operation's: this one is under way all the same.
+                method(self, *args)
+            self._fail(row, args, error)
         value = method(self, *args)
         for strike in strikes:
             if strike.deferred and strike.error is not None:
                 self._doom(strike.error)
+        if in_context and self._engine.failure is not None:
+            # What this call has waited for went wrong.
+            self._fail(row, args, self._engine.failure)
         return value
 
-    def _fail(
-        self, method: Callable[..., Any], row: EntryPoint, args: tuple[Any, ...], error: CUresult
-    ) -> None:
+    def _earlier_failure(self) -> CUresult | None:
+        """The error of earlier work that no call has told of yet."""
+        error, self._engine.failure = self._engine.failure, None
+        return error
+
+    def _fail(self, row: EntryPoint, args: tuple[Any, ...], error: CUresult) -> None:
+        self._engine.failure = None
         self.faults.delivered += 1
-        if int(error) in STICKY:
-            if self._here.contexts:
-                self._context().lost = error
-        elif row.enqueues and not self._choose("failed-work-runs", 2):
-            # The error may be an earlier operation's: this one is under way all the same.
-            method(self, *args)
+        if int(error) in STICKY and self._here.contexts:
+            self._context().lost = error
         self._excuse(row, args)
         raise Refused(error)
 

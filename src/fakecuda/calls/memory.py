@@ -40,9 +40,11 @@ class MemoryCalls(Machine):
         if nbytes == 0:
             return 0
         _refuse(self._accounts.refuse_pinned(nbytes))
-        combined = bool(flags & _WRITE_COMBINED)
+        # By the documentation the device may know write-combined memory by an address of
+        # its own; an H200 knows it by the host's.
+        aliased = bool(flags & _WRITE_COMBINED) and not self._choose("write-combined", 2)
         block = self._memory.new_pinned(
-            nbytes, flags, self._context(), self._here.site, write_combined=combined
+            nbytes, flags, self._context(), self._here.site, aliased=aliased
         )
         return block.address
 
@@ -60,16 +62,21 @@ class MemoryCalls(Machine):
             and not self.profile.attribute("READ_ONLY_HOST_REGISTER_SUPPORTED")
         ):
             raise Refused(CUresult.CUDA_ERROR_NOT_SUPPORTED)
-        if self._memory.overlaps(address, nbytes):
+        other = self._memory.overlapping(address, nbytes)
+        if other is not None and other.kind == "registered":
             raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        if other is not None:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         _refuse(self._accounts.refuse_pinned(nbytes))
         self._memory.register(address, nbytes, flags, self._context(), self._here.site)
 
     @entry
     def cuMemHostUnregister(self, address: int) -> None:
         block = self._memory.find(address)
-        if block is None or block.kind != "registered" or block.address != address:
+        if block is None or block.kind != "registered":
             raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+        if block.address != address:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
         self._release(block)
 
     @entry
@@ -131,6 +138,7 @@ class MemoryCalls(Machine):
             detail = f"{freed.name} was freed already" if freed else "no such allocation"
             self._report("BAD-FREE", None, block=block or freed, detail=detail)
             raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        self._must_be_alive(block.context)
         self._release(block)
 
     def _release(self, block: Block) -> None:

@@ -122,6 +122,7 @@ class StreamCalls(ContextCalls):
     @entry
     def cuEventQuery(self, handle: int) -> None:
         event = self._event(handle)
+        self._must_be_alive(event.context)
         self._query(event, event.capture)
 
     @entry

@@ -125,16 +125,16 @@ def device_of_context(subject: Subject) -> str:
     return str(int(subject.ok(subject.cu.cuCtxGetDevice())))
 
 
-@row("INVALID_CONTEXT")
+@row("SUCCESS")
 def query_event_without_context(subject: Subject) -> str:
-    """An event cannot be asked from a thread without a current context."""
+    """An event can be asked from a thread without a current context."""
     event = subject.event()
     return subject.code(subject.on_new_thread(lambda: subject.cu.cuEventQuery(event)))
 
 
-@row("INVALID_CONTEXT")
+@row("SUCCESS")
 def free_without_context(subject: Subject) -> str:
-    """Device memory cannot be freed from a thread without a current context."""
+    """Device memory can be freed from a thread without a current context."""
     address = int(subject.ok(subject.cu.cuMemAlloc(256)))
     outcome = subject.code(subject.on_new_thread(lambda: subject.cu.cuMemFree(address)))
     if outcome != "SUCCESS":
@@ -142,9 +142,9 @@ def free_without_context(subject: Subject) -> str:
     return outcome
 
 
-@row("INVALID_CONTEXT")
+@row("SUCCESS")
 def free_host_without_context(subject: Subject) -> str:
-    """Pinned memory cannot be freed from a thread without a current context."""
+    """Pinned memory can be freed from a thread without a current context."""
     address = int(subject.ok(subject.cu.cuMemHostAlloc(256, 0)))
     outcome = subject.code(subject.on_new_thread(lambda: subject.cu.cuMemFreeHost(address)))
     if outcome != "SUCCESS":
