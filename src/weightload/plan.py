@@ -149,10 +149,10 @@ def plan_spans(
                 Slice(tensor, position - offset, position - record.start, end - position)
             )
             position = end
-            half = offset + slot_bytes // 2 // alignment * alignment
-            if len(slices) >= _MANY_SLICES and end <= half:
+            if len(slices) == _MANY_SLICES:
                 # Many small tensors leave half of the slot free, to be laid out in.
-                window_end = min(window_end, half)
+                half = offset + slot_bytes // 2 // alignment * alignment
+                window_end = min(window_end, half) if end <= half else window_end
     if slices:
         yield _span(offset, end, alignment, slices)
 
