@@ -128,7 +128,7 @@ class DriverDestination:
 
 
 # The format's names beside torch's. What torch lacks is handed out as the raw bytes.
-_TORCH_NAMES = {
+TORCH_NAMES = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -207,7 +207,7 @@ class TorchDestination:
         typed: dict[tuple[int, str], torch.Tensor] = {}
         tensors = {}
         for record, place in zip(self._records, self._places, strict=True):
-            name = _TORCH_NAMES.get(record.dtype)
+            name = TORCH_NAMES.get(record.dtype)
             key = place.slab, name or "uint8"
             whole = typed.get(key)
             if whole is None:
@@ -281,7 +281,7 @@ def _check_fits(record: Record, tensor: Any, ordinal: int) -> None:  # noqa: ANN
             )
         if not tensor.is_contiguous():
             raise UsageError(f"into[{record.name!r}] is not contiguous; give a contiguous tensor.")
-        name = _TORCH_NAMES.get(record.dtype)
+        name = TORCH_NAMES.get(record.dtype)
         same = (dtype, shape) == (name, record.shape)
         fits = same or (name is None and dtype == "uint8" and tensor.nbytes == record.nbytes)
     if not fits:

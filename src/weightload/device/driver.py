@@ -38,6 +38,7 @@ ENTRY_POINTS = (
     "cuStreamDestroy",
     "cuMemHostUnregister",
     "cuMemFreeHost",
+    "cuMemcpyDtoH",
     "cuMemFree",
     "cuDevicePrimaryCtxRelease",
     "cuGetErrorName",
