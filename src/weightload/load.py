@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightload.device.driver import Driver, real_driver
+from weightload.device.pinned import RING_ALIGNMENT_BYTES
 from weightload.device.profile import parse_ordinal
 from weightload.errors import UsageError
 from weightload.host.system import System
+from weightload.plan import check_slot
 from weightload.report import LoadReport
 from weightload.routes import check_route
 from weightload.run import Run
@@ -74,7 +76,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         driver: an object of `cuda.bindings.driver`'s shape, such as a `FakeCuda`, which
             then also owns the tensors' memory; None takes the real driver and torch.
         threads: reader threads; None chooses from the processors at hand.
-        slot_bytes: capacity of one slot, a multiple of 4096.
+        slot_bytes: capacity of one slot, a multiple of 64 KiB.
         slot_count: slots in the ring; None takes four more than threads.
         system: the operating system's seam; None takes the real one.
 
@@ -93,6 +95,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
     system = system or System()
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
     slot_count = slot_count or threads + SPARE_SLOTS
+    check_slot(slot_bytes, RING_ALIGNMENT_BYTES)
     if read_ahead < 0:
         raise UsageError("read_ahead counts layers; 0 reads nothing ahead.")
     if threads < 1 or slot_count < 1:

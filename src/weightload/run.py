@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from weightload.budget import check_room
-from weightload.checkpoint.folder import open_checkpoint
+from weightload.checkpoint.folder import open_checkpoint, stored_bytes
 from weightload.checkpoint.selection import select
 from weightload.cleanup import Cleanup, abandon
 from weightload.device.copies import Copies
@@ -24,7 +24,7 @@ from weightload.device.destination import (
     TorchDestination,
 )
 from weightload.device.driver import STREAM_NON_BLOCKING, Driver
-from weightload.device.pinned import Reservation
+from weightload.device.pinned import RING_ALIGNMENT_BYTES, Reservation
 from weightload.device.profile import Device
 from weightload.device.slots import Ring
 from weightload.host.readahead import ReadAhead
@@ -32,7 +32,7 @@ from weightload.layers import layer_intervals
 from weightload.limits import host_to_device_gbs, reads_gbs
 from weightload.loaded import Loaded
 from weightload.mapped import WINDOW_BYTES, MappedCarrier
-from weightload.plan import check_slot, plan_batches
+from weightload.plan import plan_batches
 from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
@@ -79,31 +79,48 @@ class Run:
         """Run every step; arguments and errors are those of `weightload.load`."""
         report = self.report
         with report.phase("total"), Cleanup() as kept:
-            with report.phase("open"):
-                files = open_checkpoint(checkpoint)
-            with files:
-                report.strays = files.strays
-                selection = select(files, only, into)
-                with report.phase("device"):
-                    gpu = Device(self.seam, self.ordinal)
-                    kept.undo(gpu.close)
-                    check_device(self.route, gpu.profile)
-                shards = [part.shard for part in selection.shards]
-                report.resident_before_bytes = resident_bytes(self.system, shards)
-                with gpu.current(), Cleanup() as staging:
+            needed = -(-stored_bytes(checkpoint) // self.slot_bytes)
+            with report.phase("device"):
+                gpu = Device(self.seam, self.ordinal)
+                kept.undo(gpu.close)
+                check_device(self.route, gpu.profile)
+            with gpu.current(), Cleanup() as staging:
+                with report.phase("reserve"):
+                    reservation = self._begin_ring(gpu, needed, staging)
+                with report.phase("open"):
+                    files = open_checkpoint(checkpoint)
+                with files:
+                    report.strays = files.strays
+                    selection = select(files, only, into)
                     destination = self._destination(gpu, selection, into)
-                    tensors = self._upload(gpu, selection, destination, kept, staging)
+                    shards = [part.shard for part in selection.shards]
+                    report.resident_before_bytes = resident_bytes(self.system, shards)
+                    tensors = self._upload(gpu, selection, destination, reservation, kept, staging)
                     with report.phase("close"):
                         for shard in shards:
                             shard.check_unchanged()
                         staging.close()
-                report.resident_after_bytes = resident_bytes(self.system, shards)
-                digests = self.verifier.finish(selection.records) if self.verifier else {}
-                self._release(gpu, shards)
+                    report.resident_after_bytes = resident_bytes(self.system, shards)
+                    digests = self.verifier.finish(selection.records) if self.verifier else {}
+                    self._release(gpu, shards)
             # torch's tensors keep their own memory and its hold on the context; memory
             # from the driver lives until the caller closes it.
             closing = ExitStack() if self.from_torch else kept.pop_all()
             return Loaded(tensors, report, digests, closing)
+
+    def _begin_ring(self, gpu: Device, needed: int, staging: Cleanup) -> Reservation | None:
+        """Begin to pin the slots, no more than the files fill; mapping routes need none."""
+        if self.route not in {AUTO, *STAGED_ROUTES}:
+            return None
+        reservation = Reservation(
+            gpu,
+            self.system,
+            max(1, min(self.slot_count, needed)),
+            self.slot_bytes,
+            pinned=self.route != "pageable",
+        )
+        staging.undo(reservation.cancel)
+        return reservation
 
     def _release(self, gpu: Device, shards: Sequence[Shard]) -> None:
         """Give the pages back, or queue the shards for whoever does it later."""
@@ -133,35 +150,24 @@ class Run:
         gpu: Device,
         selection: Selection,
         destination: Destination,
+        reservation: Reservation | None,
         kept: Cleanup,
         staging: Cleanup,
     ) -> dict[str, Any]:
         """Stream every wanted byte; returns the tensors."""
         report, call = self.report, self.seam.call
-        alignments = [self.system.direct_alignment(s.descriptor) for s, _ in selection.shards]
-        alignment = max([a for a in alignments if a], default=self.system.page_bytes)
-        check_slot(self.slot_bytes, alignment)
-        staged = self.route in {AUTO, *STAGED_ROUTES}
-        slots = min(self.slot_count, max(1, -(-selection.wanted_bytes // self.slot_bytes)))
-        ring_bytes = slots * self.slot_bytes if staged else 0
+        ring_bytes = self.slot_count * self.slot_bytes if reservation else 0
         check_room(gpu.profile, self.system, selection.wanted_bytes, ring_bytes)
-        ring = None
-        with report.phase("reserve"):
-            if staged:
-                pinned = self.route != "pageable"
-                reservation = Reservation(
-                    gpu, self.system, slots, self.slot_bytes, alignment, pinned=pinned
-                )
-                staging.undo(reservation.cancel)
         with report.phase("allocate"):
             stream = int(call("cuStreamCreate", STREAM_NON_BLOCKING))
             staging.undo(call, "cuStreamDestroy", stream)
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
-            work = self._work(selection, destination, alignments)
-        with report.phase("reserve"):
-            if staged:
+            work = self._work(selection, destination)
+        ring = None
+        if reservation is not None:
+            with report.phase("reserve"):
                 ring = Ring(self.seam, reservation.finish(), self.slot_bytes)
                 staging.undo(ring.close)
         self._describe(gpu, selection, destination, ring)
@@ -213,16 +219,17 @@ class Run:
         reached = self.report.wanted_bytes / self.report.phases_s["stream"] / 1e9
         self.report.limits = limits | {"fraction_reached": reached / min(limits.values())}
 
-    def _work(
-        self, selection: Selection, destination: Destination, alignments: Sequence[int | None]
-    ) -> list[ShardWork]:
+    def _work(self, selection: Selection, destination: Destination) -> list[ShardWork]:
         """Give each shard its route, its plan and its tensors' addresses."""
         addresses = iter(destination.addresses)
         work = []
-        for (shard, records), alignment in zip(selection.shards, alignments, strict=True):
+        for shard, records in selection.shards:
             decision = decide(self.route, shard, self.system)
             self.report.decisions.append(decision)
             staged = decision.route in STAGED_ROUTES
+            alignment = self.system.direct_alignment(shard.descriptor)
+            if alignment is not None and alignment > RING_ALIGNMENT_BYTES:
+                alignment = None
             batches = plan_batches(
                 records,
                 self.slot_bytes if staged else WINDOW_BYTES,

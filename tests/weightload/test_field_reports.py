@@ -143,7 +143,7 @@ def test_a_shard_that_is_cut_is_refused_before_any_copy(model: Path, tmp_path: P
     with FakeCuda() as fake:
         with pytest.raises(weightload.HeaderError, match="truncated"):
             weightload.load(tmp_path, driver=fake)
-        assert driver_calls(fake) == []
+        assert not {"cuMemAlloc", "cuMemcpyHtoDAsync"} & set(driver_calls(fake))
 
 
 @pytest.mark.parametrize("most", [1, 511, 4096, SLOT - 1])

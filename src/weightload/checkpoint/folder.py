@@ -93,6 +93,23 @@ class Checkpoint:
         return ((shard, record) for shard in self.shards for record in shard.header.records)
 
 
+def stored_bytes(path: str | os.PathLike[str]) -> int:
+    """Size of a safetensors file, or of all those in a folder, before any is opened.
+
+    Raises:
+        CheckpointError: nothing is there.
+    """
+    location = Path(path)
+    try:
+        if not location.is_dir():
+            return location.stat().st_size
+        with os.scandir(location) as entries:
+            names = [entry for entry in entries if entry.name.endswith(".safetensors")]
+            return sum(entry.stat().st_size for entry in names if entry.is_file())
+    except OSError as error:
+        raise CheckpointError(f"{location}: {_why(error)}") from None
+
+
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a safetensors file, or a folder of them, and check that it is whole.
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from weightload.device.profile import Device
     from weightload.host.system import System
 
+# Of the first slot, which suits direct reads of every common device. The driver's own
+# pinned memory is not even page-aligned (512 bytes past a page were seen on an H200).
+RING_ALIGNMENT_BYTES = 64 << 10
 # Below this the copies are too small to reach the link's rate.
 _RING_BYTES_FLOOR = 8 << 20
 # How drivers have been seen to refuse a pin: invalid value (kernels 6.11 to 6.13), out of
@@ -75,7 +78,6 @@ class Reservation:
         system: System,
         slot_count: int,
         slot_bytes: int,
-        alignment: int,
         *,
         pinned: bool = True,
     ) -> None:
@@ -86,7 +88,6 @@ class Reservation:
             system: the operating system's seam.
             slot_count: slots wanted; fewer come when a pin of that size is refused.
             slot_bytes: capacity of one slot.
-            alignment: of the first slot's address, in bytes.
             pinned: False takes pageable memory at once.
 
         Raises:
@@ -95,7 +96,6 @@ class Reservation:
         self._driver = device.driver
         self._slot_count = slot_count
         self._slot_bytes = slot_bytes
-        self._alignment = alignment
         self._refusals: list[str] = []
         self._memory: RingMemory | None = None
         self._staging: Staging | None = None
@@ -141,14 +141,14 @@ class Reservation:
     def _allocate(self) -> RingMemory:
         slots = self._slot_count
         while True:
-            wanted = slots * self._slot_bytes + self._alignment
+            wanted = slots * self._slot_bytes + RING_ALIGNMENT_BYTES
             try:
                 base = int(self._driver.call("cuMemHostAlloc", wanted, HOST_ALLOC_PORTABLE))
             except DriverError as error:
                 self._refuse(error, f"pinning {wanted} bytes")
             else:
                 free = partial(self._driver.call, "cuMemFreeHost", base)
-                address = round_up(base, self._alignment)
+                address = round_up(base, RING_ALIGNMENT_BYTES)
                 return RingMemory(
                     address, slots, "allocated", wanted, free, refusals=self._refusals
                 )

@@ -7,6 +7,10 @@ to settle. A copy, event or wait that fails proves nothing about its own slot, b
 a driver call may return an earlier call's error; such a slot is quarantined, neither
 rewritten nor freed.
 
+The driver waits for an event by spinning. One thread at a time does so and the others
+sleep on a lock: with all of them spinning, sixteen on sixteen cores, the thread that held
+Python's lock kept losing its core, and 8.4 GB took 0.30 s instead of 0.18 s on an H200.
+
 Considered and left: one allocation per slot (small pinned allocations are not
 page-aligned, and each costs a driver round trip), and events that put a waiting
 thread to sleep (CU_EVENT_BLOCKING_SYNC raises an interrupt for every slot: 8.4 GB
@@ -66,6 +70,7 @@ class Ring:
         self.slot_bytes = slot_bytes
         self.quarantined: list[Slot] = []
         self._changed = threading.Condition()
+        self._settling = threading.Lock()
         self._closed = False
         self._busy = 0
         self._in_flight: deque[Slot] = deque()
@@ -92,19 +97,34 @@ class Ring:
             RingError: every slot is quarantined.
             DriverError: the wait failed; its slot is quarantined.
         """
+        while True:
+            if (slot := self._take_free()) is not None:
+                return slot
+            with self._settling:
+                # Another thread may have settled one while this one waited for its turn.
+                if (slot := self._take_free(wait=False)) is not None:
+                    return slot
+                with self._changed:
+                    if not self._in_flight:
+                        continue
+                    slot = self._in_flight.popleft()
+                    self._busy += 1
+                self._settle(slot)
+                return slot
+
+    def _take_free(self, *, wait: bool = True) -> Slot | None:
+        """A free slot, or None when only slots in flight are left."""
         with self._changed:
-            while not self._free and not self._in_flight:
+            while wait and not self._free and not self._in_flight:
                 if not self._busy:
                     raise RingError(
                         "every slot of the ring is quarantined; the load cannot go on."
                     )
                 self._changed.wait()
+            if not self._free:
+                return None
             self._busy += 1
-            if self._free:
-                return self._free.popleft()
-            slot = self._in_flight.popleft()
-        self._settle(slot)
-        return slot
+            return self._free.popleft()
 
     def _settle(self, slot: Slot) -> None:
         try:
