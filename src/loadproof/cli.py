@@ -54,8 +54,8 @@ _Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors."
 _Device = Annotated[str, typer.Option(help="fake, fake:PROFILE or cuda:N.")]
 _Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.")]
 _Project = Annotated[Path, typer.Option(help="The repository whose revisions are compared.")]
-_Baseline = Annotated[str, typer.Option(help="Revision to compare with.")]
-_Candidate = Annotated[str, typer.Option(help="Revision to judge, or worktree.")]
+_Baseline = Annotated[str, typer.Option(help="Revision or loader:NAME to compare with.")]
+_Candidate = Annotated[str, typer.Option(help="Revision, worktree or loader:NAME[?option=value].")]
 _Blocks = Annotated[int | None, typer.Option(min=1, max=BLOCKS_MAX, help="Default: the policy's.")]
 _Seed = Annotated[int | None, typer.Option(min=0, help="Of order and controls. Default: drawn.")]
 _Policy = Annotated[str | None, typer.Option(help="Policy by name, or a .toml file.")]
@@ -63,6 +63,9 @@ _Requirement = Literal["no-regression", "gain"]
 _Require = Annotated[_Requirement, typer.Option(help="What the candidate has to be.")]
 _Routes = Annotated[list[str] | None, typer.Option(help="A route that the change touches.")]
 _Route = Annotated[str, typer.Option(help="Route for the loader: auto, direct or buffered.")]
+_Cache = Annotated[
+    Literal["warm", "cold", "as-is"], typer.Option(help="Page-cache state before every leg.")
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -86,6 +89,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
     require: _Require = "no-regression",
     project: _Project = Path(),
     route: _Route = "auto",
+    cache: _Cache = "warm",
     changed_route: _Routes = None,
     allow_dirty: Annotated[bool, typer.Option("--allow-dirty")] = False,
     allow_detached: Annotated[bool, typer.Option("--allow-detached")] = False,
@@ -107,6 +111,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
         seed=seed,
         require=require,
         changed_routes=tuple(changed_route or ()),
+        cache=cache,
         options=_options(route),
         allow_dirty=allow_dirty,
         allow_detached=allow_detached,

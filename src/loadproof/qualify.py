@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadproof.errors import DeviceError
+from loadproof.errors import ArmError, DeviceError
 from loadproof.judge.conclusion import conclude
 from loadproof.judge.verdict import Requirement
+from loadproof.measure.cache_state import Wanted
 from loadproof.measure.environment import describe_environment
 from loadproof.measure.ground_truth import file_manifest, shard_paths, tensor_places
 from loadproof.measure.messages import Failure
 from loadproof.measure.trial import Trial, TrialPlan, run_trial
-from loadproof.plan.arms import choose, install
+from loadproof.plan.arms import InstalledArm, choose, install, named_loader, split_options
 from loadproof.plan.policy import load_policy
 from loadproof.plan.revisions import Repository
 from loadproof.report.markdown import render
@@ -30,9 +31,15 @@ from loadproof.report.receipt import Statement, encode, make_receipt, write_whol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from loadproof.plan.arms import Arm
+    from loadproof.plan.revisions import Revision
+
 RECEIPT_NAME = "receipt.json"
 REPORT_NAME = "report.md"
+PAGE_NAME = "report.html"
 FAILED_LEG_NAME = "failed-leg.txt"
+WRITTEN = (RECEIPT_NAME, REPORT_NAME, PAGE_NAME, FAILED_LEG_NAME)
+LOADER_PREFIX = "loader:"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +47,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         project: A folder inside the repository that the arms come from.
-        baseline: Revision behind A, A' and S.
-        candidate: Revision behind B, or ``worktree``.
+        baseline: What is behind A, A' and S: a revision, or ``loader:NAME``, each with
+            options of its own after a question mark.
+        candidate: The same for B; also ``worktree``.
         checkpoint: Folder or file of safetensors.
         device: ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
         out: Folder for the receipt and the report.
@@ -50,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         seed: Of the order and the controls; None draws one.
         require: What the candidate has to be.
         changed_routes: The routes that the change touches, for coverage.
+        cache: The page-cache state that every leg starts from.
         options: Keyword arguments for both arms' loaders.
         allow_dirty: Whether uncommitted changes may be a candidate.
         allow_detached: Whether a detached HEAD may be one.
@@ -66,6 +75,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     require: Requirement = "no-regression"
     changed_routes: tuple[str, ...] = ()
+    cache: Wanted = "warm"
     options: dict[str, Any] = {}
     allow_dirty: bool = False
     allow_detached: bool = False
@@ -101,25 +111,10 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     policy = load_policy(job.policy)
     shards = tuple(shard_paths(job.checkpoint))
     places = tensor_places(job.checkpoint)
-    repository = Repository(job.project)
-    # A receipt of an earlier run, beside the code, does not make the code dirty.
-    ours = [job.out / name for name in (RECEIPT_NAME, REPORT_NAME, FAILED_LEG_NAME)]
-    baseline, candidate = (
-        choose(
-            repository,
-            spoken,
-            allow_dirty=job.allow_dirty,
-            allow_detached=job.allow_detached,
-            leave_out=ours,
-        )
-        for spoken in (job.baseline, job.candidate)
-    )
-    progress("hashing the checkpoint", 0, 0)
-    truth = file_manifest(places)
     with tempfile.TemporaryDirectory(prefix="loadproof-arms-") as folder:
-        progress("installing the baseline", 0, 0)
-        installed_baseline = install(repository, baseline, Path(folder))
-        progress("installing the candidate", 0, 0)
+        baseline, candidate = _make_arms(job, Path(folder), progress)
+        progress("hashing the checkpoint", 0, 0)
+        truth = file_manifest(places)
         plan = TrialPlan(
             policy=policy,
             blocks=policy.blocks if job.blocks is None else job.blocks,
@@ -128,8 +123,9 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
             checkpoint=job.checkpoint.resolve(),
             shards=shards,
             truth=truth,
-            baseline=installed_baseline,
-            candidate=install(repository, candidate, Path(folder)),
+            cache=job.cache,
+            baseline=baseline,
+            candidate=candidate,
             options=job.options,
         )
         trial = run_trial(plan, progress)
@@ -144,6 +140,56 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
         failed_leg = job.out / FAILED_LEG_NAME
         write_whole(failed_leg, trial.said.encode())
     return Qualified(statement, receipt, report, failed_leg)
+
+
+def _make_arms(
+    job: Job, folder: Path, progress: Callable[[str, int, int], None]
+) -> tuple[InstalledArm, InstalledArm]:
+    """Resolve both arms before either is installed, so that a slip costs no waiting."""
+    # A receipt of an earlier run, beside the code, does not make the code dirty.
+    ours = [job.out / name for name in WRITTEN]
+    repository = None
+    chosen: list[InstalledArm | tuple[Revision, dict[str, Any]]] = []
+    for spoken in (job.baseline, job.candidate):
+        if spoken.startswith(LOADER_PREFIX):
+            chosen.append(named_loader(spoken.removeprefix(LOADER_PREFIX)))
+            continue
+        name, options = split_options(spoken)
+        repository = repository or Repository(job.project)
+        revision = choose(
+            repository,
+            name,
+            allow_dirty=job.allow_dirty,
+            allow_detached=job.allow_detached,
+            leave_out=ours,
+        )
+        chosen.append((revision, options))
+    arms = []
+    for each in chosen:
+        if isinstance(each, InstalledArm):
+            arms.append(each)
+        elif repository is not None:
+            revision, options = each
+            progress(f"installing {revision.spoken}", 0, 0)
+            arms.append(install(repository, revision, folder, options=options))
+    baseline, candidate = arms
+    _require_one_difference(baseline.arm, candidate.arm)
+    return baseline, candidate
+
+
+def _require_one_difference(baseline: Arm, candidate: Arm) -> None:
+    """Refuse two revisions that differ in code and in options: no verdict could say which.
+
+    Raises:
+        ArmError: They do.
+    """
+    both_revisions = baseline.revision is not None and candidate.revision is not None
+    code_differs = baseline.digest != candidate.digest
+    if both_revisions and code_differs and baseline.options != candidate.options:
+        raise ArmError(
+            "The arms differ in code and in options, so a verdict could not say which made the "
+            "difference; give both the same options, or compare one revision with itself."
+        )
 
 
 def _require_device(trial: Trial) -> None:

@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 
 from fixtures.checkpoints import Tensor, write_checkpoint
 from loadproof.errors import CheckpointError
-from loadproof.measure.controls import draw_bit, judge_bit
 from loadproof.measure.digest import (
     Difference,
     Manifest,
@@ -165,33 +164,3 @@ def test_chunks_do_not_matter(content: bytes, size: int) -> None:
     """The digests are of the bytes, however they are cut."""
     chunks = [content[at : at + size] for at in range(0, len(content), size)]
     assert digest_chunks(chunks) == digest_chunks([content])
-
-
-def test_a_drawn_bit_lies_inside_a_tensor(checkpoint: Path) -> None:
-    """Every seed gives a bit of a tensor that has bytes; seeds differ."""
-    truth = manifest_of(checkpoint)
-    sizes = {each.name: each.nbytes for each in truth.tensors}
-    drawn = [draw_bit(truth, seed) for seed in range(200)]
-    for plant in drawn:
-        assert plant is not None
-        assert 0 <= plant.byte < sizes[plant.tensor]
-        assert 0 <= plant.bit < 8
-    assert {plant.tensor for plant in drawn if plant} == {n for n, size in sizes.items() if size}
-    assert draw_bit(Manifest(()), 1) is None
-
-
-@pytest.mark.parametrize(
-    "blamed",
-    [
-        [],
-        [Difference("other", "bytes")],
-        [Difference("t", "bytes"), Difference("u", "bytes")],
-        [Difference("t", "shape")],
-    ],
-)
-def test_a_control_is_found_only_by_exact_blame(blamed: list[Difference]) -> None:
-    """Nobody, somebody else, one too many or another fault: not found."""
-    plant = draw_bit(Manifest((entry(),)), 1)
-    assert plant is not None
-    assert not judge_bit(plant, blamed).found
-    assert judge_bit(plant, [Difference("t", "bytes")]).found

@@ -17,7 +17,7 @@ from fixtures.processes import TELL_AND_HANG, written
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.measure.leg import run_leg
-from loadproof.measure.messages import Failure, Plant, Request, Result
+from loadproof.measure.messages import Failure, FlipBit, Request, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def test_a_hash_leg_finds_the_files_bytes(stub: Stub, checkpoint: Path) -> None:
 
 def test_a_planted_bit_is_blamed_on_its_tensor(stub: Stub, checkpoint: Path) -> None:
     """One bit on the device changes one tensor's digests and nothing else."""
-    found = outcome(stub(REAL, kind="hash", plant=Plant("head", 700, 3)))
+    found = outcome(stub(REAL, kind="hash", plant=FlipBit("head", 700, 3)))
     assert isinstance(found, Result), found
     assert found.manifest is not None
     wrong = differences(file_manifest(tensor_places(checkpoint)), found.manifest)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from loadproof.measure import memory
 from loadproof.measure.leg import run_leg
-from loadproof.measure.memory import MemorySampler, read_fields
+from loadproof.measure.memory import MemorySampler, anonymous_bytes, read_fields
 from loadproof.measure.messages import Result
 
 if TYPE_CHECKING:
@@ -51,9 +55,55 @@ def test_a_figure_that_cannot_be_had_is_absent_and_named(
     sampler.start(1)
     peaks = sampler.stop()
     figures = [name for name in peaks.__struct_fields__ if name.endswith("_bytes")]
-    assert len(figures) == 7
+    assert len(figures) == 9
     assert {getattr(peaks, name) for name in figures} == {None}
     assert set(peaks.absent) == set(figures)
+
+
+def test_a_stalled_sampler_records_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample that takes long is one gap, with its length, and no more samples than there were."""
+    slow = threading.Event()
+
+    def stall(path: str) -> dict[str, int]:
+        if path.endswith("meminfo") and slow.is_set():
+            slow.clear()
+            threading.Event().wait(0.25)
+        return {"MemAvailable": 5, "VmRSS": 1}
+
+    monkeypatch.setattr(memory, "read_fields", stall)
+    sampler = MemorySampler()
+    slow.set()
+    sampler.start(1)
+    while slow.is_set():
+        pass
+    threading.Event().wait(0.4)
+    peaks = sampler.stop()
+    assert peaks.gaps >= 1
+    assert 0.2 < peaks.gap_max_s < 2.0
+
+
+def test_the_curve_is_thinned_and_keeps_its_span() -> None:
+    """However long a leg, its curve has at most 256 points, in order, from start to end."""
+    sampler = MemorySampler()
+    for _ in range(3000):
+        sampler._sample(os.getpid())
+    curve = sampler.stop().curve
+    assert 64 < len(curve) <= 256
+    times = [point.at_s for point in curve]
+    assert times == sorted(times)
+    assert times[-1] > 0.9 * (time.monotonic() - sampler._begun)
+
+
+def test_private_pages_that_turned_into_copies_are_seen(tmp_path: Path) -> None:
+    """A private mapping that was written to is anonymous memory over the checkpoint's name."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"x" * (4 << 20))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as copied:
+        before = anonymous_bytes(os.getpid(), [path.name])
+        copied[: 2 << 20] = b"y" * (2 << 20)
+        after = anonymous_bytes(os.getpid(), [path.name])
+    assert (before, after) == (0, 2 << 20)
+    assert anonymous_bytes(os.getpid(), ["other.safetensors"]) == 0
 
 
 def test_fields_are_bytes_and_a_missing_file_is_empty(tmp_path: Path) -> None:

@@ -19,12 +19,15 @@ from hypothesis import strategies as st
 from loadproof.errors import ReceiptError
 from loadproof.judge.conclusion import conclude
 from loadproof.measure.cache_state import CacheState
-from loadproof.measure.controls import Control
+from loadproof.measure.conditions import Conditions
+from loadproof.measure.controls import CONTROLS, Control
 from loadproof.measure.digest import Difference, Manifest, TensorDigest
 from loadproof.measure.environment import describe_environment
+from loadproof.measure.gpu import GpuConditions
+from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.memory import MemoryPeaks
 from loadproof.measure.messages import DeviceFacts, Failure, Result
-from loadproof.measure.trial import Leg, NotRun, Trial, TrialPlan, WeightsCheck
+from loadproof.measure.trial import Trial, TrialPlan
 from loadproof.plan.arms import Arm, InstalledArm
 from loadproof.plan.policy import load_policy
 from loadproof.plan.revisions import Revision
@@ -88,7 +91,19 @@ def leg(purpose: Any, arm: str, **changes: Any) -> Leg:
     values = {"block": None, "half": None, "outcome": result} | changes
     cache = CacheState(state="warm", resident_bytes=8, total_bytes=8)
     memory = MemoryPeaks(samples=3, gap_max_s=0.02, process_rss_bytes=5 << 20)
-    return Leg(purpose=purpose, arm=arm, cache=cache, memory=memory, **values)
+    conditions = Conditions(
+        memory_missing_bytes=0,
+        waited_s=0.0,
+        swapped_bytes=0,
+        load_average=0.1,
+        gpu=GpuConditions(absent={"clock_mhz_max": "the fake device has no NVML"}),
+    )
+    return Leg(
+        purpose=purpose,
+        arm=arm,
+        cache=cache,
+        **({"conditions": conditions, "memory": memory} | values),
+    )
 
 
 def trial() -> Trial:
@@ -96,12 +111,15 @@ def trial() -> Trial:
     weights = [
         WeightsCheck(arm=arm, manifest="f" * 64, differences=(), hazards=()) for arm in "AABB"
     ]
-    control = Control(name="device-bit", planted="a bit", tensor="t", blamed=("t",), found=True)
+    found = [
+        Control(name=name, planted="a fault", tensor="t", blamed=("t",), found=True)
+        for name in CONTROLS
+    ]
     timed = [
         leg("time", turn.arm, block=turn.block, half=turn.half)
         for turn in mirrored_blocks(ARMS, 6, 7)
     ]
-    return Trial(legs=[leg("hash", "A"), *timed], weights=weights, controls=[control])
+    return Trial(legs=[leg("hash", "A"), *timed], weights=weights, controls=found)
 
 
 def receipt(seen: Trial | None = None) -> Statement:
@@ -183,6 +201,39 @@ def test_legs_from_different_cache_states_are_inconclusive() -> None:
     seen.legs[3] = msgspec.structs.replace(seen.legs[3], cache=cache)
     codes = {reason.code for reason in receipt(seen).predicate.conclusion.reasons}
     assert "cache-differs" in codes
+
+
+def test_a_marked_leg_forbids_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leg outside the policy's band makes a trial that would say gain inconclusive."""
+    monkeypatch.setitem(SECONDS, "B", 0.8)
+    quiet = receipt(trial()).predicate.conclusion
+    assert quiet.verdict.outcome == "gain"
+    seen = trial()
+    timed = seen.legs[-1]
+    marked = msgspec.structs.replace(timed.conditions, marks=("it was hot",))
+    seen.legs[-1] = msgspec.structs.replace(timed, conditions=marked)
+    conclusion = receipt(seen).predicate.conclusion
+    assert conclusion.verdict.outcome == "inconclusive"
+    assert [each.code for each in conclusion.reasons] == ["conditions"]
+
+
+def test_a_cold_start_that_is_not_proven_is_inconclusive() -> None:
+    """Asked for cold, legs whose state is unknown cannot support it."""
+    seen = trial()
+    unknown = CacheState(state="unknown", resident_bytes=None, total_bytes=8, why="no proof")
+    seen.legs = [msgspec.structs.replace(each, cache=unknown) for each in seen.legs]
+    asked = msgspec.structs.replace(plan(), cache="cold")
+    conclusion = conclude(asked, seen, "no-regression")
+    assert [each.code for each in conclusion.reasons] == ["cache-unproven"]
+
+
+def test_a_candidate_that_doubles_memory_fails() -> None:
+    """Private copies of the checkpoint's pages are a failure with a name, and outrank time."""
+    seen = trial()
+    doubled = msgspec.structs.replace(seen.legs[0].memory, checkpoint_anonymous_bytes=8)
+    seen.legs.insert(1, leg("hash", "B", memory=doubled))
+    conclusion = conclude(plan(), seen, "no-regression")
+    assert (conclusion.answer, conclusion.reasons[0].code) == ("failed", "pages-copied")
 
 
 def test_a_failed_leg_is_inconclusive_and_its_paths_are_cut() -> None:

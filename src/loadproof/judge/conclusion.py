@@ -19,14 +19,21 @@ from loadproof.judge.verdict import (
     judge_requirement,
     judge_time,
 )
-from loadproof.measure.controls import DEVICE_BIT
+from loadproof.measure.controls import (
+    DEVICE_BIT,
+    DUPLICATED_CHUNK,
+    FILE_BIT,
+    SWAPPED_CHUNKS,
+)
 from loadproof.measure.messages import Failure, Result
 from loadproof.plan.schedule import CANDIDATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadproof.measure.trial import Leg, Trial, TrialPlan
+    from loadproof.measure.digest import Manifest
+    from loadproof.measure.legs import Leg
+    from loadproof.measure.trial import Trial, TrialPlan
 
 WeightsWord = Literal["equal", "differ", "unknown"]
 FinalAnswer = Literal["proven", "refuted", "inconclusive", "failed"]
@@ -67,10 +74,10 @@ def conclude(
         plan.blocks,
         list(_samples(trial.legs)),
         controls_seen=frozenset(each.name for each in trial.controls if each.found),
-        controls_required=frozenset({DEVICE_BIT} if plan.truth.nbytes() else ()),
+        controls_required=required_controls(plan.truth),
         doubts=[*_doubts(plan, trial), *_coverage_doubts(plan, coverage)],
     )
-    failures = [*_weight_failures(trial), *_control_failures(trial)]
+    failures = [*_weight_failures(trial), *_control_failures(trial), *_copied_pages(trial)]
     answer: FinalAnswer = "failed"
     if not failures:
         answer = judge_requirement(requirement, verdict, plan.policy)
@@ -86,6 +93,17 @@ def conclude(
         # A failure says it all; what could not be measured after it is in the verdict.
         reasons=tuple(failures) or verdict.reasons,
     )
+
+
+def required_controls(truth: Manifest) -> frozenset[str]:
+    """Name the controls that a checkpoint has room for; each of them has to be found."""
+    sizes = [each.nbytes for each in truth.tensors if each.nbytes]
+    required = {DEVICE_BIT, FILE_BIT} if sizes else set()
+    if any(size > 1 for size in sizes):
+        required.add(SWAPPED_CHUNKS)
+    if len(sizes) > 1:
+        required.add(DUPLICATED_CHUNK)
+    return frozenset(required)
 
 
 def _samples(legs: Sequence[Leg]) -> Iterator[TimeSample]:
@@ -131,8 +149,28 @@ def _control_failures(trial: Trial) -> Iterator[Reason]:
             )
 
 
+def _copied_pages(trial: Trial) -> Iterator[Reason]:
+    """Name a candidate whose mappings of the files turned into private copies: memory twice."""
+    copied = max(
+        (leg.memory.checkpoint_anonymous_bytes or 0 for leg in trial.legs if leg.arm == CANDIDATE),
+        default=0,
+    )
+    if copied:
+        yield Reason(
+            "pages-copied",
+            f"Arm {CANDIDATE} turned {copied:,} bytes of its mappings of the files into private "
+            "copies, so the checkpoint was in memory twice.",
+        )
+
+
 def _doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
     """Find what was seen while measuring that forbids a verdict on time."""
+    yield from _leg_doubts(plan, trial)
+    yield from _surrounding_doubts(plan, trial)
+
+
+def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
+    """Doubts about what the legs themselves did."""
     for leg in trial.legs:
         if isinstance(leg.outcome, Failure):
             yield Reason(
@@ -154,10 +192,24 @@ def _doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
         yield Reason("harness-changed", "The harness itself changed while the trial ran.")
     if len({(result.device.name, result.device.driver_version) for _, result in results}) > 1:
         yield Reason("device-changed", "The device or its driver changed while the trial ran.")
+
+
+def _surrounding_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
+    """Doubts about what surrounded the legs: the page cache and the machine."""
     states = {leg.cache.state for leg in trial.legs if leg.purpose == "time"}
     if len(states) > 1:
         listed = ", ".join(sorted(states))
         yield Reason("cache-differs", f"Legs started from different page-cache states: {listed}.")
+    if plan.cache == "cold" and states - {"cold"}:
+        why = next((leg.cache.why for leg in trial.legs if leg.cache.why), "pages stayed resident")
+        yield Reason("cache-unproven", f"Not every leg is proven to have started cold: {why}.")
+    marked = [leg for leg in trial.legs if leg.purpose == "time" and leg.conditions.marks]
+    if marked:
+        yield Reason(
+            "conditions",
+            f"{len(marked)} timing legs ran outside the policy's band, first one of "
+            f"{marked[0].arm}: {marked[0].conditions.marks[0]}.",
+        )
 
 
 def _coverage_doubts(plan: TrialPlan, coverage: Coverage) -> Iterator[Reason]:

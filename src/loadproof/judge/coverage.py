@@ -16,7 +16,7 @@ from loadproof.measure.messages import Result
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadproof.measure.trial import Leg
+    from loadproof.measure.legs import Leg
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from loadproof.loaders.peers import PEERS, Peer
+from loadproof.loaders.peers import LOADERS, PEERS, Peer
 
-__all__ = ["PEERS", "Peer"]
+__all__ = ["LOADERS", "PEERS", "Peer"]

@@ -1,18 +1,21 @@
-"""How each peer brings a folder of safetensors to one CUDA device.
+"""How each loader, ours and the peers', brings a folder of safetensors to one CUDA device.
 
 Every function takes the folder and a torch device such as `cuda:0`, and returns
 all tensors by name, complete when the device is synchronised. Nothing is tuned
-beyond what the peer's documentation recommends. The peers are extras: each is
-imported where it is used.
+beyond what the peer's documentation recommends; what can be chosen is a keyword
+with that default. The peers are extras: each is imported where it is used.
 """
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loadproof.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 Tensors = dict[str, Any]
 
@@ -22,11 +25,34 @@ class Peer(NamedTuple):
 
     Attributes:
         requirement: the distribution that brings it.
-        load: `load(folder, device)`.
+        load: `load(folder, device, **options)`.
+        module: the package whose files are the loader.
     """
 
     requirement: str
-    load: Callable[[Path, str], Tensors]
+    load: Callable[..., Any]
+    module: str
+
+    def options(self) -> tuple[str, ...]:
+        """The keywords that this loader knows; `*` when it knows its own."""
+        parameters = inspect.signature(self.load).parameters.values()
+        return tuple(
+            "*" if each.kind is each.VAR_KEYWORD else each.name
+            for each in parameters
+            if each.kind in {each.KEYWORD_ONLY, each.VAR_KEYWORD} and each.name != "driver"
+        )
+
+    def as_loader(self, checkpoint: str, *, device: str, driver: Any, **options: Any) -> Any:  # noqa: ANN401 - tensors of several kinds
+        """Load as a leg asks for it.
+
+        Raises:
+            DeviceError: the fake device was asked for, and this loader needs a real one.
+        """
+        if self.module == "weightload":
+            return self.load(Path(checkpoint), device, driver=driver, **options)
+        if driver is not None:
+            raise DeviceError(f"{self.module} needs a CUDA GPU and cannot load onto the fake one.")
+        return self.load(Path(checkpoint), device, **options)
 
 
 def _shards(folder: Path) -> list[str]:
@@ -66,10 +92,10 @@ def _safetensors_prefetch(folder: Path, device: str) -> Tensors:
     return tensors
 
 
-def _fastsafetensors(folder: Path, device: str) -> Tensors:
+def _fastsafetensors(folder: Path, device: str, *, nogds: bool = True) -> Tensors:
     from fastsafetensors import SafeTensorsFileLoader  # noqa: PLC0415 - an extra
 
-    loader = SafeTensorsFileLoader(None, device, nogds=True)
+    loader = SafeTensorsFileLoader(None, device, nogds=nogds)
     loader.add_filenames({0: _shards(folder)})
     try:
         buffers = loader.copy_files_to_device()
@@ -105,6 +131,34 @@ def _runai(folder: Path, device: str) -> Tensors:
         return {name: tensor.to(device) for name, tensor in streamer.get_tensors()}
 
 
+def _weightload(folder: Path, device: str, *, driver: Any = None, **options: Any) -> Any:  # noqa: ANN401 - ours or torch's tensors
+    import weightload  # noqa: PLC0415 - not needed for the others
+
+    return weightload.load(folder, device=device, driver=driver, **options)
+
+
+def _parameters(model: Any) -> Tensors:  # noqa: ANN401 - transformers' models have no one type
+    """Every parameter and buffer that a file holds, under the model's own names."""
+    return dict(model.state_dict())
+
+
+def _transformers(folder: Path, device: str) -> Tensors:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy
+
+    return _parameters(
+        AutoModelForCausalLM.from_pretrained(folder, device_map=device, dtype="auto")
+    )
+
+
+def _gb10_load_llm(folder: Path, device: str) -> Tensors:
+    from gb10_load_llm import load_model_to_cuda  # noqa: PLC0415 - an extra
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy
+
+    return _parameters(
+        load_model_to_cuda(AutoModelForCausalLM, str(folder), device=device, dtype="auto")
+    )
+
+
 def _touch(folder: Path, device: str) -> Tensors:
     from gb10_load_llm import touch_tensor_cpu_pages  # noqa: PLC0415 - an extra
     from safetensors.torch import load_file  # noqa: PLC0415 - an extra
@@ -118,12 +172,17 @@ def _touch(folder: Path, device: str) -> Tensors:
 
 
 PEERS = {
-    "safetensors": Peer("safetensors", _safetensors),
-    "safetensors-cpu": Peer("safetensors", _safetensors_cpu),
-    "safetensors-prefetch": Peer("safetensors>=0.9.0rc1", _safetensors_prefetch),
-    "fastsafetensors": Peer("fastsafetensors", _fastsafetensors),
-    "instanttensor": Peer("instanttensor", _instanttensor),
-    "instanttensor-direct": Peer("instanttensor", _instanttensor_direct),
-    "runai": Peer("runai-model-streamer", _runai),
-    "touch": Peer("gb10-load-llm", _touch),
+    "safetensors": Peer("safetensors", _safetensors, "safetensors"),
+    "safetensors-cpu": Peer("safetensors", _safetensors_cpu, "safetensors"),
+    "safetensors-prefetch": Peer("safetensors>=0.9.0rc1", _safetensors_prefetch, "safetensors"),
+    "transformers": Peer("transformers", _transformers, "transformers"),
+    "gb10-load-llm": Peer("gb10-load-llm", _gb10_load_llm, "gb10_load_llm"),
+    "fastsafetensors": Peer("fastsafetensors", _fastsafetensors, "fastsafetensors"),
+    "instanttensor": Peer("instanttensor", _instanttensor, "instanttensor"),
+    "instanttensor-direct": Peer("instanttensor", _instanttensor_direct, "instanttensor"),
+    "runai": Peer("runai-model-streamer", _runai, "runai_model_streamer"),
+    "touch": Peer("gb10-load-llm", _touch, "gb10_load_llm"),
 }
+
+# Ours beside them, as it is installed here.
+LOADERS = {"weightload": Peer("loadproof", _weightload, "weightload"), **PEERS}

@@ -1,16 +1,24 @@
-"""The page-cache state of a checkpoint: prepared before a leg, then looked at and recorded.
+"""The page-cache state of a checkpoint: prepared before a leg, proven, and proven again after.
 
 The state is what the kernel says, never what was intended.  The kernel says it only to the
-owner of a file: ``cachestat`` refuses others and ``mincore`` tells them that everything is
-resident, so for a file of somebody else's the state is ``unknown``.
+owner of a file: ``cachestat`` (where there is one) refuses others and ``mincore`` tells them
+that everything is resident, so for a file of somebody else's the state is ``unknown``.  On an
+overlay file system ``cachestat`` counts the pages of an inode that holds none, so there
+``mincore`` is asked.  What lives in memory only (tmpfs, ramfs) can never be cold.
 
-Sources: cachestat (Linux 6.5, ``include/uapi/linux/mman.h``), mincore(2).
+A leg that claims to have started cold must also have fetched the bytes from storage, by the
+kernel's own count; otherwise its state becomes ``unknown``.
+
+Sources: cachestat (Linux 6.5, ``include/uapi/linux/mman.h``), mincore(2), statfs(2) for the
+file systems' magic numbers, posix_fadvise(2).
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -22,9 +30,16 @@ if TYPE_CHECKING:
 _SYS_CACHESTAT = 451  # the same number on every architecture
 _WARM_FRACTION = 0.99
 _COLD_FRACTION = 0.01
+# A cold load reads every byte from storage once; headers may have been read just before.
+_READ_FRACTION = 0.98
 _CHUNK_BYTES = 8 << 20
+_EVICTIONS_MAX = 3
+_OVERLAY_MAGIC = 0x794C7630
+_MEMORY_MAGICS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
+_STATFS_BYTES = 512
 
 State = Literal["warm", "cold", "mixed", "unknown"]
+Wanted = Literal["warm", "cold", "as-is"]
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +69,45 @@ class _Counts(ctypes.Structure):
     )
 
 
+def prepare(paths: Iterable[Path], wanted: Wanted) -> CacheState:
+    """Bring files into the state that is wanted, as far as it goes, and say what they are in."""
+    files = list(paths)
+    if wanted == "warm":
+        warm(files)
+    if wanted != "cold":
+        return look(files)
+    state = look(files)
+    for _ in range(_EVICTIONS_MAX):
+        evict(files)
+        state = look(files)
+        if state.state != "mixed":
+            break
+    in_memory = next((name for name in map(_memory_file_system, files) if name), None)
+    if in_memory is not None:
+        return _unknown(state.total_bytes, f"{in_memory} has no storage to be cold from")
+    return state
+
+
+def reprove(before: CacheState, wanted: Wanted, read_bytes: int | None) -> CacheState:
+    """Check a cold state by what the leg then fetched from storage.
+
+    Args:
+        before: What was proven before the leg.
+        wanted: What had been asked for.
+        read_bytes: What the kernel counted as fetched from storage for the leg's process.
+    """
+    if wanted != "cold" or before.state != "cold":
+        return before
+    if read_bytes is None:
+        return _unknown(before.total_bytes, "the kernel does not count what a process reads")
+    if read_bytes < _READ_FRACTION * before.total_bytes:
+        return _unknown(
+            before.total_bytes,
+            f"only {read_bytes:,} of {before.total_bytes:,} bytes came from storage",
+        )
+    return before
+
+
 def warm(paths: Iterable[Path]) -> None:
     """Read every file once, so that a leg finds it in the page cache."""
     buffer = bytearray(_CHUNK_BYTES)
@@ -61,6 +115,18 @@ def warm(paths: Iterable[Path]) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
+
+
+def evict(paths: Iterable[Path]) -> None:
+    """Ask the kernel to drop every file's pages, written back first so that it can."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # A read-only file system has nothing to write back.
+                os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def look(paths: Iterable[Path]) -> CacheState:
@@ -73,11 +139,13 @@ def look(paths: Iterable[Path]) -> CacheState:
             total += status.st_size
             if os.geteuid() not in {0, status.st_uid}:
                 return _unknown(total, "the files belong to another user")
-            counted = _cachestat_pages(descriptor)
+            counted = None if _magic(path) == _OVERLAY_MAGIC else _cachestat_pages(descriptor)
+            if counted is None:
+                counted = _mincore_pages(descriptor, status.st_size)
         finally:
             os.close(descriptor)
         if counted is None:
-            return _unknown(total, "this kernel has no cachestat for these files")
+            return _unknown(total, "this kernel does not say what it holds of these files")
         resident += min(counted * os.sysconf("SC_PAGE_SIZE"), status.st_size)
     fraction = resident / total if total else 1.0
     state: State = "mixed"
@@ -90,6 +158,38 @@ def look(paths: Iterable[Path]) -> CacheState:
 
 def _unknown(total_bytes: int, why: str) -> CacheState:
     return CacheState(state="unknown", resident_bytes=None, total_bytes=total_bytes, why=why)
+
+
+def _memory_file_system(path: Path) -> str | None:
+    return _MEMORY_MAGICS.get(_magic(path))
+
+
+def _magic(path: Path) -> int:
+    """Return the magic number of the file system that a file lies on; 0 when it is not told."""
+    buffer = (ctypes.c_long * (_STATFS_BYTES // ctypes.sizeof(ctypes.c_long)))()
+    refused = ctypes.CDLL(None).statfs(os.fsencode(path), ctypes.byref(buffer))
+    return 0 if refused else buffer[0] & 0xFFFFFFFF
+
+
+def _mincore_pages(descriptor: int, nbytes: int) -> int | None:
+    """Count resident pages through a mapping that touches none of them."""
+    if not nbytes:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address in {None, ctypes.c_void_p(-1).value}:
+        return None
+    pages = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+    refused = libc.mincore(address, nbytes, pages)
+    libc.munmap(address, nbytes)
+    return None if refused else sum(bytes(pages).translate(_LOWEST_BITS))
+
+
+_LOWEST_BITS = bytes(value & 1 for value in range(256))
 
 
 def _cachestat_pages(descriptor: int) -> int | None:

@@ -19,7 +19,7 @@ import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -29,10 +29,14 @@ from loadproof.errors import LoadproofError
 from loadproof.measure.device import Device
 from loadproof.measure.memory import high_water_bytes, storage_read_bytes
 from loadproof.measure.messages import Failure, Message, Request, Result, Stage
-from loadproof.plan.identity import package_digest
+from loadproof.measure.mismatch import explain
+from loadproof.measure.plants import plant_on_device
+from loadproof.plan.identity import package_digest, package_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+    from loadproof.measure.digest import Manifest, Mismatch
 
 _PR_SET_PDEATHSIG = 1
 
@@ -101,18 +105,15 @@ def _leg(request: Request, steps: _Steps) -> Result:
     with steps.step("device"):
         device = Device(request.device)
         facts = device.facts()
-    before = storage_read_bytes()
+    if request.truth is not None:
+        with steps.step("poison"):
+            device.poison(request.truth.manifest.nbytes())
+    before, free_before = storage_read_bytes(), device.free_bytes()
     with steps.step("load"):
         loaded, elapsed_s = _timed_load(loader, request, device)
-    after = storage_read_bytes()
+    after, free_after = storage_read_bytes(), device.free_bytes()
     copies = device.device_to_host_copies()
-    manifest = None
-    if request.plant is not None:
-        with steps.step("plant"):
-            device.flip_bit(loaded, request.plant)
-    if request.kind == "hash":
-        with steps.step("read-back"):
-            manifest = device.manifest(loaded)
+    seen = _look(request, steps, device, loaded) if request.kind == "hash" else _Seen()
     report = getattr(loaded, "report", None)
     sizes = [int(tensor.nbytes) for tensor in loaded.values()]
     with steps.step("close"):
@@ -130,11 +131,46 @@ def _leg(request: Request, steps: _Steps) -> Result:
         device=facts,
         report=None if report is None else report.to_dict(),
         device_to_host_copies=copies,
-        read_bytes=None if before is None or after is None else after - before,
+        read_bytes=_change(before, after),
         vm_hwm_bytes=high_water_bytes(),
         hazards=device.hazards(),
-        manifest=manifest,
+        device_taken_bytes=_change(free_after, free_before),
+        poisoned_bytes=seen.poisoned_bytes,
+        manifest=seen.manifest,
+        mismatches=seen.mismatches,
     )
+
+
+class _Seen(NamedTuple):
+    """What a hash leg saw on the device; a timing leg does not look."""
+
+    manifest: Manifest | None = None
+    mismatches: dict[str, Mismatch] = {}  # noqa: RUF012 -- never changed
+    poisoned_bytes: int | None = None
+
+
+def _look(request: Request, steps: _Steps, device: Device, loaded: Mapping[str, Any]) -> _Seen:
+    """Plant what is to be planted, read every tensor back, and look into what is wrong."""
+    if request.plant is not None:
+        with steps.step("plant"):
+            plant_on_device(device, loaded, request.plant)
+    with steps.step("read-back"):
+        manifest = device.manifest(loaded)
+    if request.truth is None:
+        return _Seen(manifest)
+    with steps.step("explain"):
+        mismatches = explain(
+            request.truth,
+            manifest,
+            lambda name: device.chunks(name, loaded[name]),
+            device.poison_pattern,
+            int(getattr(getattr(loaded, "report", None), "slot_bytes", 0)),
+        )
+    return _Seen(manifest, mismatches, device.poisoned_bytes(loaded))
+
+
+def _change(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before
 
 
 def _import_loader(request: Request) -> tuple[Callable[..., Any], str]:
@@ -143,6 +179,8 @@ def _import_loader(request: Request) -> tuple[Callable[..., Any], str]:
     Raises:
         _WrongCodeError: It came from elsewhere, or its package is not the one installed.
     """
+    if request.site is None:
+        return _named_loader(request)
     sys.path.insert(0, request.site)
     importlib.invalidate_caches()
     module_name, _, function_name = request.entry.partition(":")
@@ -154,12 +192,29 @@ def _import_loader(request: Request) -> tuple[Callable[..., Any], str]:
             f"{module_name} was imported from outside the arm's folder, so another loader than "
             "the arm's would have been measured."
         )
+    return getattr(module, function_name), _proven(package, request.digest)
+
+
+def _named_loader(request: Request) -> tuple[Callable[..., Any], str]:
+    """Take a loader that is installed beside the harness, with its package already imported."""
+    from loadproof.loaders import LOADERS  # noqa: PLC0415 -- other legs do without
+
+    peer = LOADERS[request.entry]
+    if peer.module != "weightload":
+        # A peer's library may need torch's to be loaded before it.
+        importlib.import_module("torch")
+    importlib.import_module(peer.module)
+    digest = _proven(package_folder(peer.module), request.digest)
+    return peer.as_loader, digest
+
+
+def _proven(package: Path, wanted: str) -> str:
     digest = package_digest(package)
-    if digest != request.digest:
+    if digest != wanted:
         raise _WrongCodeError(
             f"The arm's package {package.name!r} changed after it was installed."
         )
-    return getattr(module, function_name), digest
+    return digest
 
 
 def _timed_load(loader: Callable[..., Any], request: Request, device: Device) -> tuple[Any, float]:

@@ -17,10 +17,12 @@ from loadproof.measure.messages import DeviceFacts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from loadproof.measure.messages import Plant
-
 _READ_BACK_BYTES = 8 << 20
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_POISON_BYTE = 0xA5
+_POISON_BLOCK_BYTES = 1 << 30
+_POISON_SPARE_BYTES = 256 << 20
+_FAKE_PATTERN_BYTES = 64 << 10
 
 # torch's dtypes by the names that safetensors gives them.
 _DTYPE_NAMES = {
@@ -62,8 +64,10 @@ class Device:
         """
         kind, _, detail = spoken.partition(":")
         self._fake: Any = None
+        self._profile = detail or "h200"
+        self._poisoned: list[tuple[int, int]] = []
         if kind == "fake":
-            self._cu = self._fake = _open_fake(detail or "h200")
+            self._cu = self._fake = _open_fake(self._profile)
             ordinal = 0
         elif kind == "cuda" and detail.isdigit():
             ordinal = int(detail)
@@ -76,8 +80,8 @@ class Device:
         self.loader_driver = self._fake
         self._call("cuInit", 0)
         self._handle = self._call("cuDeviceGet", ordinal)
-        context = self._call("cuDevicePrimaryCtxRetain", self._handle)
-        self._call("cuCtxSetCurrent", context)
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._handle)
+        self._call("cuCtxSetCurrent", self._context)
         if self._fake is None:
             _bring_up_torch(ordinal)
 
@@ -106,23 +110,80 @@ class Device:
             driver_version=int(self._call("cuDriverGetVersion")),
         )
 
-    def flip_bit(self, tensors: Mapping[str, Any], plant: Plant) -> None:
-        """Flip one bit of one tensor where it lies, through pinned memory.
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Copy bytes off the device through pinned memory.
 
         Raises:
-            DeviceError: The loader handed out no such tensor, or a copy failed.
+            DeviceError: The copy failed.
         """
-        tensor = tensors.get(plant.tensor)
-        if tensor is None or plant.byte >= int(tensor.nbytes):
-            raise DeviceError(f"The loader handed out no byte {plant.byte} of {plant.tensor!r}.")
-        address = int(tensor.data_ptr()) + plant.byte
-        pinned = int(self._call("cuMemHostAlloc", 1, _PORTABLE))
-        self._call("cuMemcpyDtoH", pinned, address, 1)
-        cell = ctypes.c_ubyte.from_address(pinned)
-        cell.value ^= 1 << plant.bit
-        self._call("cuMemcpyHtoD", address, pinned, 1)
+        pinned = int(self._call("cuMemHostAlloc", nbytes, _PORTABLE))
+        self._call("cuMemcpyDtoH", pinned, address, nbytes)
+        content = ctypes.string_at(pinned, nbytes)
+        self._call("cuMemFreeHost", pinned)
+        return content
+
+    def write(self, address: int, content: bytes) -> None:
+        """Copy bytes onto the device through pinned memory, and wait for them.
+
+        Raises:
+            DeviceError: The copy failed.
+        """
+        pinned = int(self._call("cuMemHostAlloc", len(content), _PORTABLE))
+        ctypes.memmove(pinned, content, len(content))
+        self._call("cuMemcpyHtoD", address, pinned, len(content))
         self.synchronize()
         self._call("cuMemFreeHost", pinned)
+
+    def free_bytes(self) -> int | None:
+        """Ask the driver for its free memory; None where it gives no figure."""
+        result, *values = self._cu.cuMemGetInfo()
+        return None if int(result) else int(values[0])
+
+    def poison(self, nbytes: int) -> None:
+        """Fill the memory that torch will hand out next with a pattern that is no weight.
+
+        A loader that skips a tensor could otherwise find the right bytes of an earlier load
+        there.  The fake device fills fresh memory with a pattern of its own.
+        """
+        if self._fake is not None:
+            return
+        import torch  # noqa: PLC0415 -- brought up when the device was opened
+
+        blocks = []
+        left = nbytes + nbytes // 8 + _POISON_SPARE_BYTES
+        while left > 0:
+            block = torch.empty(
+                min(left, _POISON_BLOCK_BYTES), dtype=torch.uint8, device=self.loader_device
+            )
+            blocks.append(block.fill_(_POISON_BYTE))
+            left -= block.nbytes
+        self._poisoned = [(block.data_ptr(), block.nbytes) for block in blocks]
+        # Freed, they stay in torch's cache, and the loader's tensors come from there.
+        torch.cuda.synchronize()
+
+    def poison_pattern(self) -> bytes:
+        """Return what memory that nobody wrote holds."""
+        if self._fake is None:
+            return bytes([_POISON_BYTE]) * 64
+        # A second fake of the same seed may be read before it is written; this one may not.
+        other = Device(f"fake:{self._profile}")
+        address = int(other._call("cuMemAlloc", _FAKE_PATTERN_BYTES))
+        pattern = other.read(address, _FAKE_PATTERN_BYTES)
+        other._call("cuMemFree", address)
+        other.close()
+        self._call("cuCtxSetCurrent", self._context)
+        return pattern
+
+    def poisoned_bytes(self, tensors: Mapping[str, Any]) -> int:
+        """Count the tensors' bytes that lie where the pattern was."""
+        if self._fake is not None:
+            return sum(int(tensor.nbytes) for tensor in tensors.values())
+        return sum(
+            max(0, min(at + int(tensor.nbytes), start + size) - max(at, start))
+            for tensor in tensors.values()
+            for at in (int(tensor.data_ptr()),)
+            for start, size in self._poisoned
+        )
 
     def manifest(self, tensors: Mapping[str, Any]) -> Manifest:
         """Read every tensor's bytes back from the device and hash them.
@@ -134,18 +195,29 @@ class Device:
             DeviceError: A copy failed, or a tensor is not laid out contiguously.
         """
         pinned = int(self._call("cuMemHostAlloc", _READ_BACK_BYTES, _PORTABLE))
+        aliases = _aliases(tensors)
         found = tuple(
             TensorDigest(
                 name=name,
                 dtype=_dtype_name(tensors[name]),
                 shape=tuple(int(n) for n in tensors[name].shape),
                 nbytes=int(tensors[name].nbytes),
+                alias=aliases.get(name),
                 **digest_chunks(self._read_back(name, tensors[name], pinned)),
             )
             for name in sorted(tensors)
         )
         self._call("cuMemFreeHost", pinned)
         return Manifest(found)
+
+    def chunks(self, name: str, tensor: Any) -> Iterator[memoryview]:  # noqa: ANN401
+        """Read one tensor back in chunks, each good until the next is asked for."""
+        pinned = int(self._call("cuMemHostAlloc", _READ_BACK_BYTES, _PORTABLE))
+        try:
+            yield from self._read_back(name, tensor, pinned)
+        finally:
+            self.synchronize()
+            self._call("cuMemFreeHost", pinned)
 
     def device_to_host_copies(self) -> int | None:
         """Return how many copies left the device so far, or None where nobody counts."""
@@ -179,6 +251,23 @@ class Device:
         if int(result):
             raise DeviceError(f"{name} returned {getattr(result, 'name', result)}.")
         return values[0] if values else None
+
+
+def _aliases(tensors: Mapping[str, Any]) -> dict[str, str]:
+    """Name, for every tensor whose memory overlaps another's, the one that begins before it."""
+    ranges = sorted(
+        (int(tensor.data_ptr()), int(tensor.nbytes), name)
+        for name, tensor in tensors.items()
+        if int(tensor.nbytes)
+    )
+    found = {}
+    end, owner = 0, ""
+    for start, nbytes, name in ranges:
+        if start < end:
+            found[name] = owner
+        if start + nbytes > end:
+            end, owner = start + nbytes, name
+    return found
 
 
 def _bring_up_torch(ordinal: int) -> None:

@@ -127,11 +127,33 @@ def file_manifest(places: list[TensorPlace]) -> Manifest:
                 dtype=each.dtype,
                 shape=each.shape,
                 nbytes=each.nbytes,
-                **digest_chunks(_chunks(each)),
+                **digest_chunks(read_chunks(each)),
             )
             for each in places
         )
     )
+
+
+def read_chunks(place: TensorPlace) -> Iterator[bytes]:
+    """Read one tensor's bytes from its file, in chunks.
+
+    Raises:
+        CheckpointError: The file cannot be read, or is shorter than it was.
+    """
+    left = place.nbytes
+    try:
+        with Path(place.path).open("rb") as file:
+            file.seek(place.offset)
+            while left:
+                chunk = file.read(min(left, _CHUNK_BYTES))
+                if not chunk:
+                    raise CheckpointError(
+                        f"{place.path} ended inside tensor {place.name!r}; it changed meanwhile."
+                    )
+                left -= len(chunk)
+                yield chunk
+    except OSError as error:
+        raise CheckpointError(f"{place.path} cannot be read: {error.strerror}.") from error
 
 
 def _indexed_names(index: Path) -> list[str]:
@@ -212,20 +234,3 @@ def _place(path: Path, name: str, record: Any, start: int) -> TensorPlace:  # no
         offset=start + begin,
         nbytes=end - begin,
     )
-
-
-def _chunks(place: TensorPlace) -> Iterator[bytes]:
-    left = place.nbytes
-    try:
-        with Path(place.path).open("rb") as file:
-            file.seek(place.offset)
-            while left:
-                chunk = file.read(min(left, _CHUNK_BYTES))
-                if not chunk:
-                    raise CheckpointError(
-                        f"{place.path} ended inside tensor {place.name!r}; it changed meanwhile."
-                    )
-                left -= len(chunk)
-                yield chunk
-    except OSError as error:
-        raise CheckpointError(f"{place.path} cannot be read: {error.strerror}.") from error

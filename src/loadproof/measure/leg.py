@@ -23,6 +23,7 @@ from loadproof.measure.memory import MemoryPeaks, MemorySampler
 from loadproof.measure.messages import Failure, Message, Request, Result, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import IO
 
 _decoder = msgspec.json.Decoder(Message)
@@ -42,17 +43,18 @@ class Ended(msgspec.Struct, frozen=True):
     said: str
 
 
-def run_leg(request: Request, timeout_s: float) -> Ended:
+def run_leg(request: Request, timeout_s: float, mapped_files: Sequence[str] = ()) -> Ended:
     """Run one leg to its end.
 
     Args:
         request: What to do.
         timeout_s: After this the leg's processes are killed and it counts as failed.
+        mapped_files: Names of files whose private copies in memory are watched for.
     """
     # -P: a file of the current folder must not stand in for the harness.
     command = [sys.executable, "-P", "-m", "loadproof.measure.child"]
     with tempfile.TemporaryFile() as said:
-        sampler = MemorySampler()
+        sampler = MemorySampler(mapped_files)
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

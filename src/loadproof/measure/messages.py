@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadproof.measure.digest import Manifest
+from loadproof.measure.digest import Manifest, Mismatch
 
 
-class Plant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FlipBit(msgspec.Struct, frozen=True, tag="flip-bit", forbid_unknown_fields=True):
     """One bit to flip on the device after the load.
 
     Attributes:
@@ -25,6 +25,55 @@ class Plant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensor: str
     byte: int
     bit: int
+
+
+class SwapChunks(msgspec.Struct, frozen=True, tag="swap-chunks", forbid_unknown_fields=True):
+    """Two chunks of one tensor to exchange on the device after the load.
+
+    Attributes:
+        tensor: Which tensor.
+        first: Offset of the first chunk.
+        second: Offset of the second; they do not overlap.
+        nbytes: Length of each.
+    """
+
+    tensor: str
+    first: int
+    second: int
+    nbytes: int
+
+
+class CopyChunk(msgspec.Struct, frozen=True, tag="copy-chunk", forbid_unknown_fields=True):
+    """A chunk of one tensor to put over another's on the device after the load.
+
+    Attributes:
+        source: The tensor that is copied from.
+        source_byte: Offset there.
+        tensor: The tensor that is written to, and has to be blamed.
+        byte: Offset there.
+        nbytes: Length.
+    """
+
+    source: str
+    source_byte: int
+    tensor: str
+    byte: int
+    nbytes: int
+
+
+Plant = FlipBit | SwapChunks | CopyChunk
+
+
+class Truth(msgspec.Struct, frozen=True):
+    """What a hash leg compares the device's bytes with.
+
+    Attributes:
+        checkpoint: The files, never an altered copy of them.
+        manifest: Their digests.
+    """
+
+    checkpoint: str
+    manifest: Manifest
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,19 +101,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: ``time`` loads and makes no device-to-host copy; ``hash`` loads and reads back.
-        site: Folder with the arm's code, put first on the import path.
-        entry: Entry point of the loader, ``package.module:function``.
+        site: Folder with the arm's code, put first on the import path; None for a loader that
+            is installed beside the harness.
+        entry: Entry point of the loader, ``package.module:function``; for a loader of
+            ``loadproof.loaders``, its name.
         digest: Digest that the imported package must have.
         checkpoint: What to load.
         device: ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
         parent: Process id of the harness; the leg ends when that one does.
         delay_fraction: Sleep for this fraction of the load's own time, inside the timed part.
-        plant: A bit to flip before reading back.
+        plant: What to change on the device before reading back.
+        truth: What to explain wrong bytes by; only in hash legs.
         options: More keyword arguments for the loader.
     """
 
     kind: Literal["time", "hash"]
-    site: str
+    site: str | None
     entry: str
     digest: str
     checkpoint: str
@@ -72,6 +124,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     delay_fraction: float = 0.0
     plant: Plant | None = None
+    truth: Truth | None = None
     options: dict[str, Any] = {}
 
 
@@ -97,7 +150,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
         read_bytes: Bytes this process fetched from storage while loading, by the kernel.
         vm_hwm_bytes: The kernel's high-water mark of this process.
         hazards: What the fake device found wrong, in its words.
+        device_taken_bytes: Drop of the driver's free memory over the load; on a unified pool
+            the page cache moves it too.  None when the driver gives no figure.
+        poisoned_bytes: How many of the tensors' bytes lie in memory that was filled with a
+            pattern before the load; None in timing legs.
         manifest: Digests of the device's bytes; only in hash legs.
+        mismatches: What wrong bytes look like, by tensor; the first few only.
     """
 
     elapsed_s: float
@@ -112,7 +170,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
     read_bytes: int | None
     vm_hwm_bytes: int | None
     hazards: tuple[str, ...] = ()
+    device_taken_bytes: int | None = None
+    poisoned_bytes: int | None = None
     manifest: Manifest | None = None
+    mismatches: dict[str, Mismatch] = {}
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=True):

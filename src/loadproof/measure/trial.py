@@ -1,106 +1,43 @@
-"""All legs of a trial, in order: the weights first, then the times.
+"""All legs of a trial, in order: the weights first, then the controls, then the times.
 
 Weights come first because the time of a loader that delivers other bytes means nothing; when
-they differ, the timing legs are not run and the receipt says so.  Every leg gets the same
-preamble: the files are read once, and what the kernel then says about them is recorded.
+they differ, the timing legs are not run and the receipt says so.
 """
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadproof.measure import cache_state
-from loadproof.measure.cache_state import CacheState
-from loadproof.measure.controls import DEVICE_BIT, Control, draw_bit, judge_bit
-from loadproof.measure.digest import Difference, Manifest, differences
-from loadproof.measure.leg import run_leg
-from loadproof.measure.memory import MemoryPeaks
-from loadproof.measure.messages import Failure, Plant, Request, Result
-from loadproof.plan.arms import InstalledArm
-from loadproof.plan.policy import Policy
+from loadproof.measure import plants
+from loadproof.measure.controls import CONTROLS, FILE_BIT, Control, draw_controls, judge_control
+from loadproof.measure.digest import differences
+from loadproof.measure.ground_truth import tensor_places
+from loadproof.measure.legs import Leg, LegRunner, NotRun, Purpose, Setting, WeightsCheck
+from loadproof.measure.messages import FlipBit
+from loadproof.plan.arms import InstalledArm  # noqa: TC001 -- a schema class reads it
 from loadproof.plan.schedule import ARMS, BASELINE, CANDIDATE, DELAYED, mirrored_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Purpose = Literal["hash", "control", "time"]
+    from loadproof.measure.controls import Drawn
+    from loadproof.measure.messages import Plant, Result
 
 
-class TrialPlan(msgspec.Struct, frozen=True, kw_only=True):
+class TrialPlan(Setting, frozen=True, kw_only=True):
     """Everything that is decided before the first leg.
 
     Attributes:
-        policy: The rules.
-        blocks: Mirrored blocks to run.
-        seed: Where the order of the legs and the controls come from.
-        device: ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
-        checkpoint: What is loaded.
-        shards: Its files.
-        truth: What is in them, by an independent reader.
         baseline: The arm behind A, A' and S.
         candidate: The arm behind B.
-        options: Keyword arguments for both arms' loaders.
     """
 
-    policy: Policy
-    blocks: int
-    seed: int
-    device: str
-    checkpoint: Path
-    shards: tuple[Path, ...]
-    truth: Manifest
     baseline: InstalledArm
     candidate: InstalledArm
-    options: dict[str, Any] = {}
-
-
-class Leg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One leg's record.
-
-    Attributes:
-        purpose: Hashing, a control, or timing.
-        arm: A, A', B or S.
-        block: Which mirrored block; None outside the schedule.
-        half: 0 or 1 within the block; None outside the schedule.
-        cache: The page cache just before it.
-        memory: Peaks seen from outside.
-        outcome: What it saw, or why it saw nothing.
-    """
-
-    purpose: Purpose
-    arm: str
-    block: int | None
-    half: int | None
-    cache: CacheState
-    memory: MemoryPeaks
-    outcome: Result | Failure
-
-
-class WeightsCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The device's bytes of one hash leg, against the files'.
-
-    Attributes:
-        arm: Whose loader put them there.
-        manifest: Hex SHA-256 over all tensors' digests.
-        differences: Every tensor that is not the files'.
-        hazards: What the fake device found wrong meanwhile.
-    """
-
-    arm: str
-    manifest: str
-    differences: tuple[Difference, ...]
-    hazards: tuple[str, ...]
-
-
-class NotRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that a reader may miss, and why it was not done."""
-
-    what: str
-    why: str
 
 
 class Trial(msgspec.Struct, kw_only=True):
@@ -137,8 +74,10 @@ class _Run:
     def __init__(self, plan: TrialPlan, progress: Callable[[str, int, int], None]) -> None:
         self._plan = plan
         self._progress = progress
+        self._runner = LegRunner(plan)
         self._schedule = mirrored_blocks(ARMS, plan.blocks, plan.seed)
-        self._total = 2 * plan.policy.hash_legs + 1 + len(self._schedule)
+        self._places = {each.name: each for each in tensor_places(plan.checkpoint)}
+        self._total = 2 * plan.policy.hash_legs + len(CONTROLS) + len(self._schedule)
         self._trial = Trial()
 
     def run(self) -> Trial:
@@ -149,8 +88,8 @@ class _Run:
             )
         elif any(each.differences or each.hazards for each in trial.weights):
             trial.not_run.append(NotRun("controls and timing", "the weights are not right"))
-        elif not self._control():
-            trial.not_run.append(NotRun("timing", "the control's leg ended without a result"))
+        elif not self._controls():
+            trial.not_run.append(NotRun("timing", "a control's leg ended without a result"))
         elif not all(each.found for each in trial.controls):
             trial.not_run.append(NotRun("timing", "a planted fault was not found"))
         elif not self._times():
@@ -168,27 +107,47 @@ class _Run:
                 check = WeightsCheck(
                     arm=arm,
                     manifest=result.manifest.digest(),
-                    differences=differences(self._plan.truth, result.manifest),
+                    differences=differences(self._plan.truth, result.manifest, result.mismatches),
                     hazards=result.hazards,
+                    poisoned_bytes=result.poisoned_bytes,
                 )
                 self._trial.weights.append(check)
         return True
 
-    def _control(self) -> bool:
-        plant = draw_bit(self._plan.truth, self._plan.seed)
-        if plant is None:
-            self._trial.not_run.append(NotRun(DEVICE_BIT, "the checkpoint has no byte to change"))
-            return True
-        result = self._leg("control", CANDIDATE, plant=plant)
+    def _controls(self) -> bool:
+        drawn = draw_controls(list(self._places.values()), self._plan.seed)
+        for name in sorted(set(CONTROLS) - {each.name for each in drawn}):
+            self._trial.not_run.append(NotRun(name, "the checkpoint has no room for it"))
+        return all(self._control(each) for each in drawn)
+
+    def _control(self, drawn: Drawn) -> bool:
+        if drawn.name != FILE_BIT or not isinstance(drawn.plant, FlipBit):
+            return self._judged(drawn, self._leg("control", CANDIDATE, plant=drawn.plant))
+        with tempfile.TemporaryDirectory(prefix="loadproof-file-bit-") as folder:
+            try:
+                altered = plants.plant_in_file(
+                    self._plan.checkpoint,
+                    self._places[drawn.plant.tensor],
+                    drawn.plant,
+                    Path(folder),
+                )
+            except OSError as error:
+                self._trial.not_run.append(
+                    NotRun(FILE_BIT, f"the shard could not be copied: {error.strerror}")
+                )
+                return True
+            return self._judged(drawn, self._leg("control", CANDIDATE, checkpoint=altered))
+
+    def _judged(self, drawn: Drawn, result: Result | None) -> bool:
         if result is None or result.manifest is None:
             return False
-        found = differences(self._plan.truth, result.manifest)
-        self._trial.controls.append(judge_bit(plant, found))
+        found = differences(self._plan.truth, result.manifest, result.mismatches)
+        self._trial.controls.append(judge_control(drawn, found))
         return True
 
     def _times(self) -> bool:
         return all(
-            self._leg("time", turn.arm, block=turn.block, half=turn.half) is not None
+            self._leg("time", turn.arm, place=(turn.block, turn.half)) is not None
             for turn in self._schedule
         )
 
@@ -197,45 +156,22 @@ class _Run:
         purpose: Purpose,
         arm: str,
         *,
-        block: int | None = None,
-        half: int | None = None,
+        place: tuple[int, int] | None = None,
         plant: Plant | None = None,
+        checkpoint: Path | None = None,
     ) -> Result | None:
-        """Prepare, run and record one leg; None when it has no result."""
+        """Run and record one leg; None when it has no result."""
         plan = self._plan
         self._progress(f"{purpose} {arm}", len(self._trial.legs), self._total)
-        installed = plan.candidate if arm == CANDIDATE else plan.baseline
-        request = Request(
-            kind="time" if purpose == "time" else "hash",
-            site=installed.site,
-            entry=installed.arm.entry,
-            digest=installed.arm.digest,
-            checkpoint=str(plan.checkpoint),
-            device=plan.device,
-            parent=os.getpid(),
+        turned = self._runner.run(
+            purpose,
+            arm,
+            plan.candidate if arm == CANDIDATE else plan.baseline,
+            place=place,
             delay_fraction=plan.policy.planted_delay_fraction if arm == DELAYED else 0.0,
             plant=plant,
-            options=plan.options,
+            checkpoint=checkpoint,
         )
-        cache_state.warm(plan.shards)
-        cache = cache_state.look(plan.shards)
-        ended = run_leg(request, plan.policy.leg_timeout_s)
-        outcome = ended.outcome
-        result = outcome if isinstance(outcome, Result) else None
-        if result is None:
-            self._trial.said = ended.said
-        else:
-            # The digests are kept once, as differences from the truth.
-            outcome = msgspec.structs.replace(result, manifest=None)
-        self._trial.legs.append(
-            Leg(
-                purpose=purpose,
-                arm=arm,
-                block=block,
-                half=half,
-                cache=cache,
-                memory=ended.memory,
-                outcome=outcome,
-            )
-        )
-        return result
+        self._trial.legs.append(turned.leg)
+        self._trial.said = self._trial.said or turned.said
+        return turned.result

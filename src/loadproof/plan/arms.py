@@ -8,15 +8,19 @@ tree share one installation.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import urllib.parse
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadproof.errors import ArmError
-from loadproof.plan.identity import package_digest
+from loadproof.loaders import LOADERS
+from loadproof.plan.identity import package_digest, package_folder
 from loadproof.plan.revisions import Repository, Revision
 
 if TYPE_CHECKING:
@@ -27,25 +31,91 @@ if TYPE_CHECKING:
 ENTRY_POINT = "weightload:load"
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing under comparison.
+class NamedLoader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A loader that is installed beside the harness.
 
     Attributes:
-        revision: Which code.
-        entry: Entry point of the loader, ``package.module:function``.
-        digest: Digest of the entry point's package as installed.
+        name: What it is called in ``loadproof.loaders``.
+        distribution: What it was installed by.
+        version: Which version of that; None when it has no metadata.
     """
 
-    revision: Revision
+    name: str
+    distribution: str
+    version: str | None
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One thing under comparison: a revision of a project, or a named loader.
+
+    Attributes:
+        revision: Which code; None for a named loader.
+        loader: Which loader; None for a revision.
+        entry: Entry point of the loader, ``package.module:function``, or the loader's name.
+        digest: Digest of the loader's package as installed.
+        options: Keyword arguments of this arm alone.
+    """
+
+    revision: Revision | None = None
+    loader: NamedLoader | None = None
     entry: str
     digest: str
+    options: dict[str, Any] = {}
 
 
 class InstalledArm(msgspec.Struct, frozen=True):
-    """An arm, and the folder on this machine that a leg puts first on its path."""
+    """An arm, and the folder that a leg puts first on its path; None for a named loader."""
 
     arm: Arm
-    site: str
+    site: str | None
+
+
+def split_options(spoken: str) -> tuple[str, dict[str, Any]]:
+    """Split ``name?key=value&key=value`` into the name and its options.
+
+    A value is JSON where it reads as JSON (``4``, ``true``), and else a string.
+    """
+    name, _, query = spoken.partition("?")
+    options: dict[str, Any] = {}
+    for key, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        try:
+            options[key] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            options[key] = value
+    return name, options
+
+
+def named_loader(spoken: str) -> InstalledArm:
+    """Take a loader of ``loadproof.loaders`` that is installed here, with its options.
+
+    Args:
+        spoken: Such as ``fastsafetensors`` or ``weightload?route=direct``.
+
+    Raises:
+        ArmError: There is no such loader, it is not installed, or it knows no such option.
+    """
+    name, options = split_options(spoken)
+    peer = LOADERS.get(name)
+    if peer is None:
+        raise ArmError(f"There is no loader {name!r}; the known ones are: {', '.join(LOADERS)}.")
+    known = peer.options()
+    unknown = [key for key in options if key not in known and "*" not in known]
+    if unknown:
+        listed = ", ".join(known) or "none"
+        raise ArmError(f"The loader {name!r} has no option {unknown[0]!r}; it has: {listed}.")
+    try:
+        digest = package_digest(package_folder(peer.module))
+    except ArmError:
+        raise ArmError(
+            f"The loader {name!r} is not installed here; run 'pip install {peer.requirement}'."
+        ) from None
+    distribution = re.split(r"[<>=!~ ]", peer.requirement, maxsplit=1)[0]
+    try:
+        version = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    loader = NamedLoader(name=name, distribution=distribution, version=version)
+    return InstalledArm(Arm(loader=loader, entry=name, digest=digest, options=options), None)
 
 
 def choose(
@@ -80,7 +150,11 @@ def choose(
 
 
 def install(
-    repository: Repository, revision: Revision, folder: Path, entry: str = ENTRY_POINT
+    repository: Repository,
+    revision: Revision,
+    folder: Path,
+    entry: str = ENTRY_POINT,
+    options: dict[str, Any] | None = None,
 ) -> InstalledArm:
     """Export and install one revision below ``folder``, once per distinct git tree.
 
@@ -99,7 +173,8 @@ def install(
         _pip_install(revision, source, site)
     if not (site / package).is_dir():
         raise ArmError(f"Revision {revision.spoken!r} installs no package {package!r}.")
-    arm = Arm(revision=revision, entry=entry, digest=package_digest(site / package))
+    digest = package_digest(site / package)
+    arm = Arm(revision=revision, entry=entry, digest=digest, options=options or {})
     return InstalledArm(arm, str(site))
 
 

@@ -7,10 +7,22 @@ folder that it really imported; the two must agree.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+import importlib.util
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from loadproof.errors import ArmError
+
+
+def package_folder(name: str) -> Path:
+    """Find the folder of a package that is installed here, without importing it.
+
+    Raises:
+        ArmError: It is not installed.
+    """
+    found = importlib.util.find_spec(name)
+    for location in (found.submodule_search_locations or ()) if found else ():
+        return Path(location)
+    raise ArmError(f"The package {name!r} is not installed here.")
 
 
 def package_digest(folder: Path) -> str:

@@ -38,6 +38,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         hash_legs: Fresh processes per arm whose device bytes are read back and hashed.
         coverage_min: Smallest fraction of the bytes that must take the changed route.
         leg_timeout_s: A leg that takes longer is killed and counts as failed.
+        memory_missing_bytes_max: A leg is marked when it began with MemAvailable further below
+            its base line than this.
+        memory_wait_s: How long a leg waits for memory to come back before it begins anyway.
+        swapped_bytes_max: A leg is marked when more than this was swapped meanwhile.
+        temperature_c_max: A leg is marked when the GPU was hotter.
+        clock_mhz_min: A leg is marked when the GPU's clock never reached this.
+        other_gpu_processes_max: A leg is marked when more processes of others were on the GPU.
     """
 
     name: str
@@ -48,6 +55,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hash_legs: Annotated[int, msgspec.Meta(ge=1)]
     coverage_min: Annotated[float, msgspec.Meta(ge=0, le=1)]
     leg_timeout_s: _Positive
+    memory_missing_bytes_max: Annotated[int, msgspec.Meta(ge=0)]
+    memory_wait_s: Annotated[float, msgspec.Meta(ge=0)]
+    swapped_bytes_max: Annotated[int, msgspec.Meta(ge=0)]
+    temperature_c_max: _Positive
+    clock_mhz_min: Annotated[int, msgspec.Meta(ge=0)]
+    other_gpu_processes_max: Annotated[int, msgspec.Meta(ge=0)]
 
     def digest(self) -> str:
         """Return ``sha256:<hex>`` over the policy's values, in the order of the fields."""

@@ -6,13 +6,14 @@ import statistics
 from typing import TYPE_CHECKING
 
 from loadproof.judge.verdict import time_change, time_range
+from loadproof.measure.controls import DEVICE_BIT
 from loadproof.measure.messages import Result
 from loadproof.plan.schedule import ARMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadproof.measure.trial import Leg
+    from loadproof.measure.legs import Leg
     from loadproof.report.receipt import Predicate, Statement
 
 _MEANING = {
@@ -31,8 +32,14 @@ def headline(predicate: Predicate) -> str:
     conclusion = predicate.conclusion
     parts = [conclusion.verdict.outcome, f"weights {conclusion.weights}"]
     for control in predicate.controls:
-        where = "blamed on its tensor" if control.found else "NOT blamed on its tensor alone"
-        parts.append(f"planted {control.name.removeprefix('device-')} {where}")
+        fault = control.name.removeprefix("device-").replace("-", " ")
+        if not control.found:
+            parts.append(f"planted {fault} NOT blamed on its tensor alone")
+        elif control.name == DEVICE_BIT:
+            parts.append(f"planted {fault} blamed on its tensor")
+    others = sum(each.found for each in predicate.controls if each.name != DEVICE_BIT)
+    if others:
+        parts.append(f"{others} other controls found")
     return ", ".join(parts)
 
 
@@ -139,21 +146,31 @@ def _weights(statement: Statement) -> Iterator[str]:
         state = f"{len(each.differences)} tensors differ" if each.differences else "equal"
         hazards = f", {len(each.hazards)} hazards" if each.hazards else ""
         yield f"- Hash leg of {each.arm}: {state}{hazards}."
-        yield from (f"  - `{one.tensor}`: {one.kind}" for one in each.differences[:10])
+        yield from (f"  - `{one.tensor}`: {one.sentence()}" for one in each.differences[:10])
     for control in predicate.controls:
         blamed = ", ".join(f"`{name}`" for name in control.blamed) or "nothing"
         planted = f"{control.planted}, in `{control.tensor}`"
         yield f"- Control `{control.name}` ({planted}): blamed {blamed}."
+        yield from (f"  - seen: {each}" for each in control.seen[:3])
 
 
 def _arms(predicate: Predicate) -> Iterator[str]:
     for name, arm in predicate.arms.items():
+        options = ", ".join(f"{key}={value}" for key, value in arm.options.items()) or "none"
+        if arm.loader is not None:
+            version = arm.loader.version or "of unknown version"
+            yield (
+                f"- {name}: loader `{arm.loader.name}` ({arm.loader.distribution} {version}), "
+                f"options {options}, package `{arm.digest}`."
+            )
+        if arm.revision is None:
+            continue
         revision = arm.revision
         state = "with uncommitted changes" if revision.dirty else "clean"
         branch = f" on branch `{revision.branch}`" if revision.branch else ""
         yield (
             f"- {name}: `{revision.spoken}`{branch}, commit `{revision.commit[:12]}`, {state}, "
-            f"`{arm.entry}`, package `{arm.digest}`."
+            f"`{arm.entry}`, options {options}, package `{arm.digest}`."
         )
         if revision.note:
             yield f"  - {revision.note}"

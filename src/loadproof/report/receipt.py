@@ -17,19 +17,23 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 
 from loadproof.errors import ReceiptError
 from loadproof.judge.conclusion import EXIT_STATUS, Conclusion
+from loadproof.measure.cache_state import Wanted
 from loadproof.measure.controls import Control
 from loadproof.measure.environment import Environment
+from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.messages import DeviceFacts, Result
-from loadproof.measure.trial import Leg, NotRun, Trial, TrialPlan, WeightsCheck
 from loadproof.plan.arms import Arm
 from loadproof.plan.policy import Policy
 from loadproof.report.privacy import first_private_text, without_paths
+
+if TYPE_CHECKING:
+    from loadproof.measure.trial import Trial, TrialPlan
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:loadproof:receipt:v1"
@@ -66,6 +70,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         blocks: Mirrored blocks that were fixed beforehand.
         seed: Where order and controls came from.
         arms: The code behind A (also A' and S) and behind B.
+        cache: The page-cache state that every leg was to start from.
         options: Keyword arguments of both arms' loaders.
         device: What the device is; None when no leg got that far.
         environment: Machine and software.
@@ -86,6 +91,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     blocks: int
     seed: int
     arms: dict[str, Arm]
+    cache: Wanted
     options: dict[str, Any]
     device: DeviceFacts | None
     environment: Environment
@@ -136,13 +142,14 @@ def make_receipt(
             blocks=plan.blocks,
             seed=plan.seed,
             arms={"A": baseline, "B": candidate},
+            cache=plan.cache,
             options=plan.options,
             device=device,
             environment=environment,
             tensors=len(plan.truth.tensors),
             checkpoint_bytes=plan.truth.nbytes(),
             legs=tuple(trial.legs),
-            not_run=(*trial.not_run, *_missing_hardware(device)),
+            not_run=(*trial.not_run, *_not_shown(plan, trial, device)),
         ),
     )
     cleaned = without_paths(msgspec.to_builtins(statement))
@@ -225,8 +232,8 @@ def _digest_set(arm: Arm) -> DigestSet:
     return DigestSet(sha256=arm.digest.removeprefix("sha256:"))
 
 
-def _missing_hardware(device: DeviceFacts | None) -> tuple[NotRun, ...]:
-    """Say which claims this trial cannot support, because of where it ran."""
+def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tuple[NotRun, ...]:
+    """Say which claims this trial cannot support, because of where and how it ran."""
     found = device_class(device)
     missing = []
     if found != "gb10":
@@ -234,7 +241,29 @@ def _missing_hardware(device: DeviceFacts | None) -> tuple[NotRun, ...]:
     if found in {"rehearsal", "unknown"}:
         missing.append(NotRun("time on a GPU", "no GPU: copies ran in host memory"))
     missing.append(NotRun("served output and a cold 32K prompt", "this version has no such leg"))
-    missing.append(NotRun("a cold page cache", "this version prepares a warm one only"))
+    if plan.cache != "cold":
+        missing.append(NotRun("a cold page cache", f"the legs were to start {plan.cache}"))
+    unknown = next((leg.cache.why for leg in trial.legs if leg.cache.state == "unknown"), None)
+    if unknown is not None:
+        missing.append(NotRun("a proven page-cache state", unknown))
+    bare = [each for each in trial.weights if (each.poisoned_bytes or 0) < plan.truth.nbytes()]
+    if bare:
+        missing.append(
+            NotRun(
+                "a destination filled with a pattern before every hash leg",
+                f"{len(bare)} of them put weights into memory that was not ours to fill",
+            )
+        )
+    refused = next(
+        (
+            leg.conditions.gpu.absent["clock_mhz_max"]
+            for leg in trial.legs
+            if "clock_mhz_max" in leg.conditions.gpu.absent
+        ),
+        None,
+    )
+    if refused is not None:
+        missing.append(NotRun("the GPU's clocks, power and temperature", refused))
     return tuple(missing)
 
 
