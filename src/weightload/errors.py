@@ -60,6 +60,10 @@ class VerificationError(WeightloadError):
     """A tensor's bytes are not those that the manifest promises."""
 
 
+class ModelError(WeightloadError):
+    """The checkpoint's tensors and the model's weights are not the same set."""
+
+
 class RingError(WeightloadError):
     """The ring has no slot left that may be written."""
 
@@ -70,6 +74,10 @@ class RankError(WeightloadError):
 
 class UsageError(WeightloadError):
     """An argument is not one that the function takes."""
+
+
+class FallbackWarning(UserWarning):
+    """A model was loaded by the slow route, because the fast one cannot do it."""
 
 
 _OUT_OF_MEMORY = 2

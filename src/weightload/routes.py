@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from weightload.device.profile import DeviceProfile
     from weightload.host.system import System
 
-Route = Literal["direct", "buffered", "pageable", "touch", "readonly-map", "registered-map"]
-ROUTES: tuple[Route, ...] = get_args(Route)
+# How bytes come. `host` is not for asking: it is how a model that is in memory is moved.
+Route = Literal[
+    "direct", "buffered", "pageable", "touch", "readonly-map", "registered-map", "host"
+]
+ROUTES: tuple[Route, ...] = tuple(route for route in get_args(Route) if route != "host")
 AUTO = "auto"
 
 # Routes whose bytes pass through the ring, and those that copy from a mapping.

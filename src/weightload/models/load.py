@@ -1,0 +1,263 @@
+"""`load_model`: from_pretrained's result, with the weights brought by the fast route.
+
+The class, its config, renames, fusions, ties and initial values stay transformers'
+work; it is given the tensors where it would have read files. What differs from
+from_pretrained on purpose: a weight that the checkpoint lacks, or that would be random,
+is an error unless it is allowed by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weightload.device.profile import device_profile, parse_ordinal
+from weightload.errors import FallbackWarning, UsageError
+from weightload.load import load
+from weightload.models.check import check_complete, check_weights, count_copies
+from weightload.models.fallback import why_not_config, why_not_keywords
+from weightload.models.families import read_ahead_layers
+from weightload.models.recipe import check_class, concrete, is_auto, read_config
+from weightload.models.report import ModelReport
+from weightload.models.source import HUB_DEFAULTS, locate, weights_of
+from weightload.models.weights import LazyWeights, read_back
+from weightload.routes import check_route
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from weightload.host.system import System
+    from weightload.models.source import Source
+
+_SEVERAL_DEVICES = "device_map: the weights are spread over several devices or offloaded"
+
+
+def load_model(  # noqa: PLR0913 - independent keywords, each with a default
+    model_class: Any,  # noqa: ANN401 - transformers has no types
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device = "cuda",
+    dtype: Any = "auto",  # noqa: ANN401 - as from_pretrained's
+    route: str = "auto",
+    allow: Sequence[str] = (),
+    read_ahead: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+    driver: Any = None,  # noqa: ANN401 - the binding publishes no types
+    system: System | None = None,
+    **from_pretrained_keywords: Any,  # noqa: ANN401 - as from_pretrained's
+) -> Any:  # noqa: ANN401 - see above
+    """Load a model of transformers onto a device.
+
+    Args:
+        model_class: an Auto class such as `AutoModelForCausalLM`, or a model class.
+        path: a folder, or the id of a repository on the hub.
+        device: `cuda`, `cuda:1`, or the ordinal.
+        dtype: `auto` keeps the checkpoint's; otherwise as from_pretrained's.
+        route: as for `weightload.load`.
+        allow: names or shell patterns of weights that may be missing, unexpected,
+            mismatched or changed. Everything else that is, is an error.
+        read_ahead: layers to read ahead; None takes the family's own number, which is 0
+            until that family has a receipt from a GB10.
+        progress: as for `weightload.load`.
+        threads: as for `weightload.load`.
+        driver: as for `weightload.load`. The bytes are then read back from that device
+            into a model on the CPU.
+        system: as for `weightload.load`.
+        from_pretrained_keywords: from_pretrained's own, with the same meaning.
+
+    Returns:
+        The model in evaluation mode, with a `ModelReport` at its `weightload_report`; with
+        `output_loading_info=True` also transformers' account of the load.
+
+    Warns:
+        FallbackWarning: the fast route cannot do what is asked for, so from_pretrained did
+            all of it; the report says why.
+
+    Raises:
+        WeightloadError: as for `weightload.load`.
+        ModelError: weights are missing, unexpected, random or not the checkpoint's.
+        CheckpointError: the weights are not safetensors.
+        UsageError: an argument is not one that this function takes.
+    """
+    check_class(model_class)
+    check_route(route)
+    if isinstance(allow, str):
+        raise UsageError(f"allow= takes a list of names or patterns; write [{allow!r}].")
+    keywords = dict(from_pretrained_keywords)
+    if keywords.pop("use_safetensors", True) is False:
+        raise UsageError("load_model reads safetensors only; use from_pretrained for pickles.")
+    legacy_dtype = keywords.pop("torch_dtype", None)
+    options = {
+        "route": route,
+        "progress": progress,
+        "threads": threads,
+        "driver": driver,
+        "system": system,
+    }
+    call = _Call(
+        model_class,
+        device,
+        dtype if legacy_dtype is None else legacy_dtype,
+        tuple(allow),
+        read_ahead,
+        options,
+    )
+    return call.run(path, keywords)
+
+
+class _Call:
+    """One call of `load_model`, with its arguments checked."""
+
+    def __init__(
+        self,
+        model_class: Any,  # noqa: ANN401 - transformers has no types
+        device: str | int | torch.device,
+        dtype: Any,  # noqa: ANN401 - as from_pretrained's
+        allow: tuple[str, ...],
+        read_ahead: int | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.model_class = model_class
+        self.device = device
+        self.dtype = dtype
+        self.allow = allow
+        self.read_ahead = read_ahead
+        self.options = options
+        self.report = ModelReport()
+
+    def run(self, path: str | os.PathLike[str], keywords: dict[str, Any]) -> Any:  # noqa: ANN401 - see above
+        """Load, check and report."""
+        wants_info = keywords.pop("output_loading_info", False)
+        report = self.report
+        with report.phase("total"):
+            hub = {name: keywords[name] for name in HUB_DEFAULTS if name in keywords}
+            own = {name: keywords[name] for name in keywords if name not in HUB_DEFAULTS}
+            report.reason = self._take_device_map(own) or why_not_keywords(own)
+            if not report.reason:
+                with report.phase("config"):
+                    source = locate(path, hub)
+                    files = weights_of(source)
+                    config, rest = read_config(self.model_class, source, own)
+                    report.family = str(getattr(config, "model_type", ""))
+                    report.reason = why_not_config(config, source.folder)
+            if report.reason:
+                model, info = self._fall_back(path, keywords)
+            else:
+                model, info = self._fast(source, files, config, rest, own)
+        model.weightload_report = report
+        return (model, info) if wants_info else model
+
+    def _take_device_map(self, keywords: dict[str, Any]) -> str:
+        """Take one device out of `device_map`; returns why the fast route cannot follow it."""
+        device_map = keywords.get("device_map")
+        if isinstance(device_map, dict):
+            device_map = device_map[""] if set(device_map) == {""} else "several"
+        if device_map is None or str(device_map).startswith("cuda") or _is_ordinal(device_map):
+            keywords.pop("device_map", None)
+            self.device = self.device if device_map is None else device_map
+            return ""
+        return _SEVERAL_DEVICES
+
+    def _placement(self) -> dict[str, Any]:
+        """Where from_pretrained puts what it makes itself; the CPU with a driver given."""
+        if self.options["driver"] is not None:
+            return {}
+        return {"device_map": f"cuda:{parse_ordinal(str(self.device))}"}
+
+    def _fall_back(
+        self, path: str | os.PathLike[str], keywords: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        report = self.report
+        report.how = "from_pretrained"
+        warnings.warn(
+            f"from_pretrained loads this model, not the fast route ({report.reason}).",
+            FallbackWarning,
+            stacklevel=4,
+        )
+        placed = self._placement() | keywords
+        with report.phase("build"):
+            model, info = self.model_class.from_pretrained(
+                path, dtype=self.dtype, output_loading_info=True, **placed
+            )
+        check_complete(info, self.allow, report)
+        report.family = str(getattr(model.config, "model_type", ""))
+        count_copies(model, {}, report)
+        return model, info
+
+    def _fast(
+        self,
+        source: Source,
+        files: Path,
+        config: Any,  # noqa: ANN401 - transformers has no types
+        rest: dict[str, Any],
+        keywords: dict[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
+        report = self.report
+        generation_config = rest.pop("generation_config", None)
+        trust = rest.get("trust_remote_code")
+        with report.phase("build"):
+            found, config = concrete(self.model_class, config, rest)
+            weights = LazyWeights(files, lambda: self._upload(files))
+            model, info = found.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                dtype=weights.stored_dtype(config) if self.dtype == "auto" else self.dtype,
+                output_loading_info=True,
+                **self._placement(),
+                **rest,
+            )
+        uploaded = weights.uploaded or {}
+        with report.phase("check"):
+            check_complete(info, self.allow, report)
+            check_weights(model, uploaded, self.allow)
+            count_copies(model, uploaded, report)
+        _name_source(model, source)
+        if model.can_generate() and hasattr(model, "adjust_generation_fn"):
+            auto = is_auto(self.model_class)
+            model.adjust_generation_fn(
+                generation_config=generation_config,
+                from_auto_class=auto,
+                from_pipeline=None,
+                pretrained_model_name_or_path=source.name,
+                **HUB_DEFAULTS | source.hub,
+                # A class of its own sees all keywords here, an Auto class what the config left.
+                **(rest if auto else keywords) | {"trust_remote_code": trust},
+            )
+        return model, info
+
+    def _upload(self, files: Path) -> dict[str, torch.Tensor]:
+        """Bring every tensor; on a device of the caller's, bring it back to the CPU as well."""
+        report, driver = self.report, self.options["driver"]
+        device = str(self.device)
+        if driver is None and device_profile(device).integrated:
+            # What from_pretrained reserved is the memory that the ring and the weights need.
+            torch.cuda.empty_cache()
+        ahead = self.read_ahead
+        if ahead is None:
+            ahead = read_ahead_layers(report.family)
+        with report.phase("upload"):
+            loaded = load(files, device=device, read_ahead=ahead, **self.options)
+            report.load = loaded.report
+            if driver is None:
+                return dict(loaded)
+            with loaded:
+                return read_back(driver, device, loaded)
+
+
+def _is_ordinal(device: object) -> bool:
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _name_source(model: Any, source: Source) -> None:  # noqa: ANN401 - transformers has no types
+    """Say where the model came from, in the places where from_pretrained says it."""
+    model.config.name_or_path = str(source.name)
+    for module in model.modules():
+        # What from_pretrained(None) leaves there, as text.
+        if getattr(module, "name_or_path", "") == "None":
+            module.name_or_path = str(source.name)

@@ -1,0 +1,66 @@
+"""What a model serves: the same weights must give the same tokens.
+
+Greedy decoding has no randomness, so two loads of one checkpoint can be compared token
+by token. A model that generates nothing is compared by the outputs of one pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def greedy_tokens(
+    model: Any,  # noqa: ANN401 - transformers has no types
+    prompt_ids: Sequence[int],
+    count: int,
+) -> list[int]:
+    """The tokens that a causal model serves after a prompt, most probable first.
+
+    An end-of-sequence token does not end them, so that the number is always the same.
+
+    Args:
+        model: a causal or sequence-to-sequence model of transformers.
+        prompt_ids: token ids of one sequence.
+        count: new tokens to serve.
+
+    Returns:
+        `count` token ids.
+    """
+    prompt = torch.tensor([list(prompt_ids)], device=model.device)
+    with torch.inference_mode():
+        served = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            num_beams=1,
+            min_new_tokens=count,
+            max_new_tokens=count,
+        )
+    tokens: list[int] = served[0, -count:].tolist()
+    return tokens
+
+
+def own_outputs(
+    model: Any,  # noqa: ANN401 - transformers has no types
+    inputs: Mapping[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """The tensors that one pass gives, on the CPU.
+
+    Args:
+        model: any model of transformers.
+        inputs: what its forward method takes, by name.
+
+    Returns:
+        The output's tensors by name; caches and other structures are left out.
+    """
+    placed = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    with torch.inference_mode():
+        outputs = model(**placed)
+    return {
+        name: value.cpu() for name, value in outputs.items() if isinstance(value, torch.Tensor)
+    }
