@@ -1,4 +1,4 @@
-"""The hardware gate of the whole suite: asked for on the wrong machine, it is an error."""
+"""For the whole suite: its hardware gate, an error on the wrong machine, and its tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 from hypothesis import settings
 
+from fixtures.summary import TABLES
 from loadproof.gate import DeviceClass, GateError, require
 
 if TYPE_CHECKING:
@@ -34,3 +35,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             require(device_class)
         except GateError as error:
             raise pytest.UsageError(str(error)) from error
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the tables that tests left."""
+    for title, text in config.stash.get(TABLES, {}).items():
+        terminalreporter.section(title)
+        terminalreporter.write_line(text)

@@ -9,22 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fixtures.checkpoints import Tensor, write_checkpoint
-from fixtures.summary import TABLES
 from loadproof.measure.messages import Request
 from loadproof.plan.identity import package_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Print the tables that tests left."""
-    for title, text in config.stash.get(TABLES, {}).items():
-        terminalreporter.section(title)
-        terminalreporter.write_line(text)
 
 
 TENSORS = (

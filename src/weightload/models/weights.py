@@ -121,7 +121,7 @@ def read_back(
 
 
 def _read_back(gpu: Device, tensor: DeviceTensor) -> torch.Tensor:
-    raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
+    raw = torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
     if tensor.nbytes:
         gpu.driver.call("cuMemcpyDtoH", raw.data_ptr(), tensor.data_ptr(), tensor.nbytes)
     name = TORCH_NAMES.get(tensor.dtype)
