@@ -132,7 +132,9 @@ def load_memory(
             ring = Ring(seam, reservation.finish(), SLOT_BYTES)
             staging.undo(ring.close)
             _describe(report, ring, destination.slab_bytes)
-            copies = Copies(seam, stream, spaced=destination.spaced)
+            copies = Copies(
+                seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
+            )
             carrier = _HostCarrier(
                 _work(records, destination.addresses),
                 [piece.address for piece in memory],
@@ -141,12 +143,13 @@ def load_memory(
             )
             try:
                 upload = Upload(gpu, copies, ring, report, progress=progress)
-                with report.phase("stream"), upload.running([carrier], threads):
-                    tensors = destination.tensors()
+                with report.phase("stream"):
+                    upload.run([carrier], threads)
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
                 raise
+            tensors = destination.tensors()
             staging.close()
         # Nothing was asked of the operating system.
         report.read_bytes = 0
@@ -166,7 +169,7 @@ def _records(memory: Sequence[HostMemory]) -> list[Record]:
 def _work(records: Sequence[Record], addresses: Sequence[int]) -> ShardWork:
     total = records[-1].end if records else 0
     shard = Shard("host memory", -1, Identity(0, 0, total, 0), Header(tuple(records), {}, 0))
-    batches = plan_batches(records, SLOT_BYTES, 1, whole_tensors=False)
+    batches = list(plan_batches(records, SLOT_BYTES, 1, whole_tensors=False))
     return ShardWork(shard, records, addresses, "host", None, batches)
 
 

@@ -94,8 +94,6 @@ def plan_batches(
 ) -> Iterator[list[Span]]:
     """Plan one shard as batches: the spans of a batch are brought by one thread, in order.
 
-    Batches are made as they are asked for, so that planning overlaps the upload.
-
     Args:
         records: as for `plan_spans`.
         slot_bytes: as for `plan_spans`.

@@ -164,6 +164,7 @@ class Run:
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
+            tensors = destination.tensors()
             work = self._work(selection, destination)
         ring = None
         if reservation is not None:
@@ -171,7 +172,9 @@ class Run:
                 ring = Ring(self.seam, reservation.finish(), self.slot_bytes)
                 staging.undo(ring.close)
         self._describe(gpu, selection, destination, ring)
-        copies = Copies(self.seam, stream, spaced=destination.spaced)
+        copies = Copies(
+            self.seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
+        )
         ahead = self._read_ahead(selection)
         upload = Upload(
             gpu,
@@ -185,8 +188,8 @@ class Run:
         with report.phase("stream"):
             try:
                 carriers = [self._carrier(item, ring, copies, staging) for item in work]
-                with ahead or nullcontext(), upload.running(carriers, self.threads):
-                    tensors = destination.tensors()
+                with ahead or nullcontext():
+                    upload.run(carriers, self.threads)
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
@@ -230,11 +233,13 @@ class Run:
             alignment = self.system.direct_alignment(shard.descriptor)
             if alignment is not None and alignment > RING_ALIGNMENT_BYTES:
                 alignment = None
-            batches = plan_batches(
-                records,
-                self.slot_bytes if staged else WINDOW_BYTES,
-                (alignment if staged else None) or self.system.page_bytes,
-                whole_tensors=self.verifier is not None,
+            batches = list(
+                plan_batches(
+                    records,
+                    self.slot_bytes if staged else WINDOW_BYTES,
+                    (alignment if staged else None) or self.system.page_bytes,
+                    whole_tensors=self.verifier is not None,
+                )
             )
             ours = list(islice(addresses, len(records)))
             work.append(ShardWork(shard, records, ours, decision.route, alignment, batches))

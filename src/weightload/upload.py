@@ -9,7 +9,6 @@ that is raised, and every thread is joined and every copy awaited before it is.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
@@ -73,10 +72,10 @@ class Upload:
         self._reached = reached
         self._lock = threading.Lock()
         self._first_error: BaseException | None = None
+        self._moved_bytes = 0
 
-    @contextmanager
-    def running(self, carriers: Sequence[Carrier], threads: int) -> Iterator[None]:
-        """Bring every span to the device while the body runs, and wait until all is there.
+    def run(self, carriers: Sequence[Carrier], threads: int) -> None:
+        """Bring every span to the device and wait until all of it is there.
 
         Args:
             carriers: one per shard, in loading order.
@@ -85,22 +84,21 @@ class Upload:
         Raises:
             WeightloadError: the first error of any thread.
         """
-        queue: Iterator[_Batch] = (
-            (carrier, batch) for carrier in carriers for batch in carrier.work.batches
-        )
+        queue = [(carrier, batch) for carrier in carriers for batch in carrier.work.batches]
         if self._verifier is not None:
             # The largest first, so that no thread is left hashing it alone at the end.
-            queue = iter(sorted(queue, key=_batch_bytes, reverse=True))
+            queue.sort(key=_batch_bytes, reverse=True)
+        # One step of a list's iterator is safe from several threads without a lock.
+        waiting = iter(queue)
         readers = [
-            threading.Thread(target=self._drain, args=(queue,), name=f"weightload-{number}")
-            for number in range(threads)
+            threading.Thread(target=self._drain, args=(waiting,), name=f"weightload-{number}")
+            for number in range(min(threads, len(queue)))
         ]
         started: list[threading.Thread] = []
         try:
             for reader in readers:
                 reader.start()
                 started.append(reader)
-            yield
             for reader in started:
                 reader.join()
         except BaseException as error:
@@ -131,34 +129,55 @@ class Upload:
         with self._lock:
             self._first_error = self._first_error or error
 
-    def _next(self, waiting: Iterator[_Batch]) -> _Batch | None:
-        with self._lock:
-            return None if self._first_error is not None else next(waiting, None)
-
     def _drain(self, waiting: Iterator[_Batch]) -> None:
+        tally = _Tally(self._on_moved if self._progress is not None else None)
         try:
             with self._device.current():
-                while (item := self._next(waiting)) is not None:
-                    carrier, batch = item
-                    records = carrier.work.records
-                    hasher = self._verifier.hasher(records) if self._verifier else None
-                    for span in batch:
-                        if self._reached is not None:
-                            self._reached(carrier.work.shard, span.offset)
-                        carrier.bring(span, hasher, self._count)
+                while self._first_error is None and (item := next(waiting, None)) is not None:
+                    self._bring(*item, tally)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self._keep(error)
-
-    def _count(self, span: Span, reads: int, copies: int, route: Route) -> None:
-        moved = sum(piece.nbytes for piece in span.slices)
-        report = self._report
         with self._lock:
-            report.reads += reads
-            report.read_bytes += span.nbytes
-            report.copies += copies
-            report.route_bytes[route] = report.route_bytes.get(route, 0) + moved
+            tally.add_to(self._report)
+
+    def _bring(self, carrier: Carrier, batch: Sequence[Span], tally: _Tally) -> None:
+        records = carrier.work.records
+        hasher = self._verifier.hasher(records) if self._verifier is not None else None
+        for span in batch:
+            if self._reached is not None:
+                self._reached(carrier.work.shard, span.offset)
+            carrier.bring(span, hasher, tally)
+
+    def _on_moved(self, nbytes: int) -> None:
+        with self._lock:
+            self._moved_bytes += nbytes
             if self._progress is not None:
-                self._progress(sum(report.route_bytes.values()), report.wanted_bytes)
+                self._progress(self._moved_bytes, self._report.wanted_bytes)
+
+
+class _Tally:
+    """What one thread has brought; counted alone, added up at the end."""
+
+    def __init__(self, on_moved: Callable[[int], None] | None) -> None:
+        self._on_moved = on_moved
+        self._reads = self._read_bytes = self._copies = 0
+        self._route_bytes: dict[str, int] = {}
+
+    def __call__(self, span: Span, reads: int, copies: int, route: Route) -> None:
+        moved = sum(piece.nbytes for piece in span.slices)
+        self._reads += reads
+        self._read_bytes += span.nbytes
+        self._copies += copies
+        self._route_bytes[route] = self._route_bytes.get(route, 0) + moved
+        if self._on_moved is not None:
+            self._on_moved(moved)
+
+    def add_to(self, report: LoadReport) -> None:
+        report.reads += self._reads
+        report.read_bytes += self._read_bytes
+        report.copies += self._copies
+        for route, nbytes in self._route_bytes.items():
+            report.route_bytes[route] = report.route_bytes.get(route, 0) + nbytes
 
 
 def _batch_bytes(item: _Batch) -> int:

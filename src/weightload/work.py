@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.checkpoint.header import Record
@@ -30,7 +30,7 @@ class ShardWork(NamedTuple):
     addresses: Sequence[int]
     route: Route
     direct_alignment: int | None
-    batches: Iterable[Sequence[Span]]
+    batches: Sequence[Sequence[Span]]
 
 
 class Count(Protocol):

@@ -27,8 +27,10 @@ class Copies:
             neither end of it may be freed.
     """
 
-    def __init__(self, driver: Driver, stream: int, *, spaced: bool) -> None:
+    def __init__(self, driver: Driver, stream: int, *, pinned: bool, spaced: bool) -> None:
+        """Copy on `stream`; copies from memory that is not pinned may block."""
         self.call = driver.call
+        self._copy_call = driver.quick if pinned else driver.call
         self.stream = stream
         self.spaced = spaced
         self.unfinished = False
@@ -90,7 +92,7 @@ class Copies:
         return count
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
-        self.call("cuMemcpyHtoDAsync", target, source, nbytes, self.stream)
+        self._copy_call("cuMemcpyHtoDAsync", target, source, nbytes, self.stream)
 
     def finish(self) -> None:
         """Wait for every copy on the stream.

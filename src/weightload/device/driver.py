@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightload.device.quick import quick_calls
 from weightload.errors import DeviceError, DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # Every entry point that the loader calls, in the order of a load.
 ENTRY_POINTS = (
@@ -56,10 +57,16 @@ class Driver:
 
     Args:
         cu: `cuda.bindings.driver`, or an object with the same names and tuples.
+        quick: entry points for `quick`, by name.
     """
 
-    def __init__(self, cu: Any) -> None:  # noqa: ANN401 - the binding publishes no types
+    def __init__(
+        self,
+        cu: Any,  # noqa: ANN401 - the binding publishes no types
+        quick: Mapping[str, Callable[..., int]] | None = None,
+    ) -> None:
         self.cu = cu
+        self._quick = quick or {}
 
     def call(self, name: str, *arguments: int) -> Any:  # noqa: ANN401 - see above
         """Call one entry point.
@@ -85,6 +92,20 @@ class Driver:
         if int(result):
             raise DriverError(name, int(result), self._name_of(result))
         return _unpacked(values)
+
+    def quick(self, name: str, *arguments: int) -> None:
+        """Call an entry point that returns at once and gives no value; see `device.quick`.
+
+        Raises:
+            DriverError: the result was not CUDA_SUCCESS.
+        """
+        function = self._quick.get(name)
+        if function is None:
+            self.call(name, *arguments)
+            return
+        code = function(*arguments)
+        if code:
+            raise DriverError(name, code, self._name_of(self.cu.CUresult(code)))
 
     def _name_of(self, result: Any) -> str:  # noqa: ANN401 - an enumeration of the binding's
         status, name = self.cu.cuGetErrorName(result)
@@ -112,4 +133,4 @@ def real_driver() -> Driver:
             "cuda-bindings is not installed, so no real GPU can be used; install it, "
             "or use the fake device."
         ) from error
-    return Driver(cu)
+    return Driver(cu, quick_calls())
