@@ -15,8 +15,8 @@ from weightload import load_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-# One warning for every load in the suite would drown the rest.
-transformers.logging.disable_progress_bar()
+# A bar for every load in the suite would drown the rest.
+transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def written(folder: Path, family: str) -> Path:
@@ -70,7 +70,7 @@ def ties(model: torch.nn.Module) -> set[tuple[str, ...]]:
 
 def stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtype and shape of every stored tensor, straight from the files' headers."""
-    found = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path in folder.glob("*.safetensors"):
         content = path.read_bytes()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

@@ -2,8 +2,8 @@
 
 transformers says which weights it missed and which tensors it did not use. Two faults
 have been met with nothing said: weights initialised again after they were placed, and
-one tensor tied where another was stored. The first is a write, which a tensor's version
-counts; the second leaves a weight elsewhere than its tensor, and only such weights are
+one tensor tied where another was stored. The first changes samples of the uploaded
+bytes; the second leaves a weight elsewhere than its tensor, and only such weights are
 compared with the tensor of their name.
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightload.models.report import ModelReport
+    from weightload.models.weights import LazyWeights
 
 _NAMES_SHOWN_MAX = 5
 
@@ -71,26 +72,26 @@ def _refuse(names: Sequence[str], what: str) -> None:
         )
 
 
-def check_weights(
-    model: torch.nn.Module, uploaded: Mapping[str, torch.Tensor], allow: Sequence[str]
-) -> None:
+def check_weights(model: torch.nn.Module, weights: LazyWeights, allow: Sequence[str]) -> None:
     """Check that no uploaded tensor was written, or stands for another one.
 
     Args:
         model: the model that was made of the tensors.
-        uploaded: the tensors by their names in the checkpoint, as they were handed over.
+        weights: the tensors by their names in the checkpoint, as they were handed over.
         allow: names or shell patterns of weights that may differ.
 
     Raises:
         ModelError: one was, or does.
     """
-    written = [name for name, tensor in uploaded.items() if tensor._version]  # noqa: SLF001 - torch documents it
-    _refuse(_others(written, allow), "{names} were written again after they were loaded")
-    weights = model.state_dict()
+    _refuse(
+        _others(weights.samples.changed(), allow),
+        "{names} were written again after they were loaded",
+    )
+    placed = model.state_dict()
     different = [
         name
-        for name, tensor in uploaded.items()
-        if name in weights and not _same(weights[name], tensor)
+        for name, tensor in weights.items()
+        if name in placed and not _same(placed[name], tensor)
     ]
     _refuse(_others(different, allow), "{names} are not what the checkpoint has by these names")
 

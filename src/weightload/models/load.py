@@ -212,11 +212,10 @@ class _Call:
                 **self._placement(),
                 **rest,
             )
-        uploaded = weights.uploaded or {}
         with report.phase("check"):
             check_complete(info, self.allow, report)
-            check_weights(model, uploaded, self.allow)
-            count_copies(model, uploaded, report)
+            check_weights(model, weights, self.allow)
+            count_copies(model, weights, report)
         _name_source(model, source)
         if model.can_generate() and hasattr(model, "adjust_generation_fn"):
             auto = is_auto(self.model_class)

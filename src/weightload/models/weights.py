@@ -17,6 +17,7 @@ from weightload.checkpoint.folder import INDEX_NAME, open_checkpoint
 from weightload.device.destination import TORCH_NAMES
 from weightload.device.driver import Driver
 from weightload.device.profile import Device, parse_ordinal
+from weightload.models.samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 
 
 class LazyWeights(Mapping[str, torch.Tensor]):
-    """Tensors by name; the first access to any of them uploads all."""
+    """Tensors by name; the first access to any of them uploads all.
+
+    Attributes:
+        samples: of the bytes as they were uploaded.
+    """
+
+    samples: Samples
 
     def __init__(self, files: Path, upload: Callable[[], dict[str, torch.Tensor]]) -> None:
         """Prepare.
@@ -38,13 +45,13 @@ class LazyWeights(Mapping[str, torch.Tensor]):
         """
         self._files = files
         self._upload = upload
-        self.uploaded: dict[str, torch.Tensor] | None = None
+        self._uploaded: dict[str, torch.Tensor] | None = None
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        if self.uploaded is None:
-            # `data` has a version of its own, so that a later write can be told from none.
-            self.uploaded = {name: tensor.data for name, tensor in self._upload().items()}
-        return self.uploaded
+        if self._uploaded is None:
+            self._uploaded = self._upload()
+            self.samples = Samples(self._uploaded)
+        return self._uploaded
 
     def stored_dtype(self, config: Any) -> Any:  # noqa: ANN401 - transformers has no types
         """What `dtype="auto"` means here beyond the config: the index may say it.
@@ -79,8 +86,8 @@ class LazyWeights(Mapping[str, torch.Tensor]):
         Where a config says nothing of the dtype, transformers takes that of the first
         floating-point tensor of the first file.
         """
-        if self.uploaded is not None:
-            return self.uploaded.values()
+        if self._uploaded is not None:
+            return self._uploaded.values()
         with open_checkpoint(self._files) as files:
             records = sorted(files.shards[0].header.records)
         return {
