@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fakecuda.choices import Choices
 from fakecuda.memory import Block, backing, move
 from fakecuda.order import Order
-from fakecuda.watch import SourceWatch, move_from_anywhere
+from fakecuda.watch import HostWatch, move_from_anywhere
 from fakecuda.work import Op, Stream
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Engine:
         lock: The fake's lock; whoever calls a method holds it.
         choices: Who decides.
         order: Knows the streams and what the host has awaited.
-        watch: Compares the sources of copies.
+        watch: Compares the host memory of copies.
         log: Called as `log(op, first_byte, nbytes)` for each piece that ran.
         late: The choices never want progress, so they need not be asked.
         stuck_after_s: How long a call may wait for held work.
@@ -51,7 +51,7 @@ class Engine:
         lock: threading.Condition,
         choices: Choices,
         order: Order,
-        watch: SourceWatch,
+        watch: HostWatch,
         log: Callable[[Op, int, int], None],
         *,
         late: bool,
@@ -76,7 +76,11 @@ class Engine:
 
     def watch_source(self, op: Op) -> None:
         """Keep the source's bytes to see whether the host changes them."""
-        self._watch.start(op, self.move)
+        self._watch.keep_source(op, self.move)
+
+    def watch_target(self, op: Op) -> None:
+        """Keep the target's bytes to see whether the host changes them."""
+        self._watch.keep_target(op, self.move)
 
     def stage(self, op: Op) -> None:
         """Take the source's bytes now; the copy reads these."""
@@ -229,10 +233,12 @@ class Engine:
     def _copy_piece(self, op: Op, start: int, count: int) -> None:
         if op.pageable_source:
             move_from_anywhere(op.target + start, op.source + start, count)
-            self._watch.compare(op, start, count, op.target)
+            self._watch.compare_source(op, start, count, op.target)
             return
-        self._watch.compare(op, start, count, op.source)
+        self._watch.compare_source(op, start, count, op.source)
+        self._watch.compare_target(op, start, count)
         self.move(op.target + start, op.source + start, count)
+        self._watch.landed(op, start, count)
 
     def _end(self, op: Op) -> None:
         op.done = True

@@ -11,6 +11,7 @@ from fakecuda.choices import Choices, Late
 from fakecuda.hazards import Hazard, HazardError, caller_site
 from fakecuda.limits import Limits
 from fakecuda.profile import Profile, load_profile
+from fakecuda.source_text import as_code
 from fakecuda.surface import SURFACE
 from fakecuda.work import Op, Stream
 
@@ -65,8 +66,12 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         super().__init__(
             facts, choices or Late(), seed, limits or Limits(), devices, stuck_after_s
         )
-        self._seed = seed
-        self._profile_name = profile if isinstance(profile, str) else profile.name
+        made_with = [as_code(profile), f"seed={seed!r}"]
+        if limits is not None:
+            made_with.append(f"limits={as_code(limits)}")
+        if devices != 1:
+            made_with.append(f"devices={devices}")
+        self._made_with = ", ".join(made_with)
         self._gates: dict[int, list[Op]] = {}
 
     @property
@@ -87,10 +92,7 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
     @property
     def replay(self) -> str:
         """How to make a fake that takes the same schedule again."""
-        return (
-            f"FakeCuda({self._profile_name!r}, seed={self._seed!r}, "
-            f"choices=Replay({self.schedule!r}))"
-        )
+        return f"FakeCuda({self._made_with}, choices=Replay({self.schedule!r}))"
 
     def hold(self, stream: int) -> None:
         """Keep a stream's later work from running until `release`.
@@ -158,7 +160,7 @@ class FakeCuda(StreamCalls, MemoryCalls, CopyCalls):
         self._here.site = ()
         for stream in self._order.streams:
             for op in stream.outstanding:
-                self._watch.source_goes(op)
+                self._watch.memory_goes(op)
         for block in self._memory.live():
             if not self._memory.guards_intact(block):
                 self._report("GUARD-OVERWRITTEN", (), (), block, detail=block.name)

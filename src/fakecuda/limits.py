@@ -44,6 +44,7 @@ class Accounts:
 
     def __init__(self, profile: Profile, limits: Limits, memory: Memory) -> None:
         self.limits = limits
+        self._page_cache_bytes = limits.page_cache_bytes
         self._profile = profile
         self._memory = memory
         wanted = limits.device_bytes
@@ -54,7 +55,7 @@ class Accounts:
         """What `cuMemGetInfo` calls free: on a shared pool, page cache is not."""
         free = self.available_bytes
         if self._profile.shares_memory:
-            free -= self.limits.page_cache_bytes
+            free -= self._page_cache_bytes
         return max(free, 0)
 
     @property
@@ -92,4 +93,4 @@ class Accounts:
 
     def _push_cache_out(self, nbytes: int) -> None:
         if self._profile.shares_memory and nbytes > self.free_bytes:
-            self.limits.page_cache_bytes -= nbytes - self.free_bytes
+            self._page_cache_bytes -= nbytes - self.free_bytes

@@ -87,6 +87,7 @@ class Block:
         keeper: What keeps its bytes alive.
         device_writers: How much work, not known to be done, writes into it.
         excused: True when a failed call left it in doubt: then it is no leak.
+        settled: False once it is freed under work that may still write it.
         written: Sorted disjoint `[start, end)` of the device bytes that work writes.
     """
 
@@ -102,6 +103,7 @@ class Block:
     keeper: object = None
     device_writers: int = 0
     excused: bool = False
+    settled: bool = True
     written: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -229,6 +231,19 @@ class Memory:
                 return block
         return None
 
+    def find_quarantined(self, address: int) -> Block | None:
+        """The freed pinned block that still keeps this address from others."""
+        for block in self._quarantined:
+            if block.address <= address < block.address + block.nbytes:
+                return block
+        return None
+
+    def is_untouched(self, block: Block, address: int, nbytes: int) -> bool:
+        """Whether a range of a live pinned block still holds the pattern it came with."""
+        at = (address - block.base + _GUARD_BYTES) % _TILE_BYTES
+        # The tile is followed by one guard's length of its own start.
+        return same(address, self._pattern + at, nbytes)
+
     def release(self, block: Block, *, in_use: bool) -> None:
         """Take a block out; work that is `in_use` of it keeps its bytes alive.
 
@@ -246,7 +261,8 @@ class Memory:
         else:
             self.pinned_bytes -= block.nbytes
             self._aliases.pop(block.device_address, None)
-            if block.kind == "pinned" and not in_use:
+            if block.kind == "pinned":
+                block.settled = not in_use
                 self._quarantine(block)
 
     def guards_intact(self, block: Block) -> bool:
@@ -271,7 +287,9 @@ class Memory:
 
     def written_after_free(self) -> list[Block]:
         """Freed pinned blocks, as far as they are still kept, that the host wrote to."""
-        return [block for block in self._quarantined if not self._is_poisoned(block)]
+        return [
+            block for block in self._quarantined if block.settled and not self._is_poisoned(block)
+        ]
 
     def _is_poisoned(self, block: Block) -> bool:
         return all(

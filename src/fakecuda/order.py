@@ -9,7 +9,7 @@ an order between them are a hazard in every schedule.
 
 from collections.abc import Iterable
 
-from fakecuda.watch import Report, SourceWatch
+from fakecuda.watch import HostWatch, Report
 from fakecuda.work import Op, Stream
 
 
@@ -21,7 +21,7 @@ class Order:
         watch: Told what the host learns and what the device writes.
     """
 
-    def __init__(self, report: Report, watch: SourceWatch) -> None:
+    def __init__(self, report: Report, watch: HostWatch) -> None:
         self.streams: list[Stream] = []
         self._known_to_host: dict[int, int] = {}
         self._report = report
@@ -80,7 +80,8 @@ class Order:
             if access.writes and access.block is not None:
                 access.block.device_writers += 1
                 if access.block.kind != "device":
-                    self._watch.device_writes(access, op.stream.outstanding)
+                    for stream in self.streams:
+                        self._watch.device_writes(access, stream.outstanding)
         for stream in self.streams:
             if stream is op.stream:
                 continue

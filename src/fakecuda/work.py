@@ -38,6 +38,13 @@ class Access(NamedTuple):
         )
 
 
+class Kept(NamedTuple):
+    """A copy of bytes at a real address, and what keeps it alive."""
+
+    keeper: object
+    address: int
+
+
 @dataclass(slots=True, eq=False)
 class Op:
     """One operation in a stream.
@@ -56,8 +63,9 @@ class Op:
             have landed: their caller has nothing to await.
         pageable_source: The source is read, late, from memory that nobody pinned.
         lingers: It stays under way until something needs it, however eager the device is.
-        snapshot: Real address of the source's bytes as they were when it was queued;
-            0 if they are not watched.
+        source_kept: The source's bytes as they were when it was queued, if watched.
+        source_moves_on: Later work writes the source, so its bytes count until this runs.
+        target_kept: What a pinned target holds, if watched.
         ready: Answers whether it may run, for a wait on a memory value.
         action: What it does, for kinds that move no bytes.
         failure: What it fails with when it runs.
@@ -79,8 +87,9 @@ class Op:
     must_be_awaited: bool = True
     pageable_source: bool = False
     lingers: bool = False
-    snapshot: int = 0
-    snapshot_keeper: object = None
+    source_kept: "Kept | None" = None
+    source_moves_on: bool = False
+    target_kept: "Kept | None" = None
     ready: Callable[[], bool] | None = None
     action: Callable[[], None] | None = None
     failure: CUresult | None = None

@@ -31,6 +31,12 @@ class Setup:
         """Pinned memory."""
         return self._own(self.cu.cuMemFreeHost, self.cu.cuMemHostAlloc(nbytes, flags))
 
+    def filled(self, nbytes: int, value: int = 0x5A) -> int:
+        """Pinned memory that the host has written."""
+        address = self.pinned(nbytes)
+        ctypes.memset(address, value, nbytes)
+        return address
+
     def stream(self, flags: int = 1) -> int:
         """A stream, non-blocking if not said otherwise."""
         return self._own(self.cu.cuStreamDestroy, self.cu.cuStreamCreate(flags))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fakecuda import FakeCuda, Limits, Replay
+from fakecuda import FakeCuda, Limits, Replay, Seeded
 from fakecuda.enums import CUresult
 from tests.fakecuda.programs import Setup, ok
 
@@ -116,6 +116,38 @@ def test_a_deferred_error_comes_out_of_a_later_call() -> None:
     assert setup.read(target, 64) != bytes([7]) * 64
     setup.give_back()
     cu.close(check=False)
+
+
+def test_a_deferred_sticky_error_kills_the_context() -> None:
+    """Work that dies of a sticky error takes the context along when it is awaited."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    stream, target = setup.stream(), setup.device(64)
+    cu.faults.fail("cuMemsetD8Async", _ASSERT, deferred=True)
+    results = [
+        cu.cuMemsetD8Async(target, 1, 64, stream),
+        cu.cuMemGetInfo(),
+        cu.cuStreamSynchronize(stream),
+        cu.cuMemGetInfo(),
+    ]
+    assert _names(*results) == ["SUCCESS", "SUCCESS", "ASSERT", "ASSERT"]
+    ok(cu.cuDevicePrimaryCtxRelease(0))
+    cu.close()
+
+
+def test_a_deferred_error_may_come_out_of_any_later_call() -> None:
+    """Where the work has run by itself, whatever is called next has the error."""
+    found = set()
+    for seed in range(30):
+        cu = FakeCuda(choices=Seeded(seed))
+        setup = Setup(cu)
+        stream, target = setup.stream(), setup.device(64)
+        cu.faults.fail("cuMemsetD8Async", _OOM, deferred=True)
+        ok(cu.cuMemsetD8Async(target, 1, 64, stream))
+        found.add(tuple(_names(cu.cuMemGetInfo(), cu.cuStreamSynchronize(stream))))
+        setup.give_back()
+        cu.close(check=False)
+    assert found == {("OUT_OF_MEMORY", "SUCCESS"), ("SUCCESS", "OUT_OF_MEMORY")}
 
 
 def test_a_failed_free_is_no_leak() -> None:

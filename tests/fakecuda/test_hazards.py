@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from fakecuda import HAZARDS, FakeCuda, Hazard, HazardError
+from fakecuda import HAZARDS, FakeCuda, Hazard, HazardError, Seeded
 from tests.fakecuda.programs import Setup, ok, ring_load
 
 _KIB = 1024
@@ -30,6 +30,7 @@ def test_ids_are_stable() -> None:
         "OOB-SOURCE",
         "OOB-DESTINATION",
         "COPY-DIRECTION",
+        "OVERLAPPING-COPY",
         "USE-AFTER-FREE",
         "USE-AFTER-DESTROY",
         "BAD-FREE",
@@ -52,7 +53,7 @@ def test_reuse_is_found_by_range() -> None:
     """Changing one byte in the middle of a pending copy's source names that byte."""
     cu = FakeCuda()
     setup = Setup(cu)
-    source, target, stream = setup.pinned(_KIB), setup.device(_KIB), setup.stream()
+    source, target, stream = setup.filled(_KIB), setup.device(_KIB), setup.stream()
     ok(cu.cuMemcpyHtoDAsync(target, source + 100, 500, stream))
     ctypes.c_uint8.from_address(source + 300).value ^= 1
     ok(cu.cuStreamSynchronize(stream))
@@ -68,7 +69,7 @@ def test_writing_beside_a_pending_copy_is_no_reuse() -> None:
     """Only the copy's own range counts, not the slot that it lies in."""
     with FakeCuda() as cu:
         setup = Setup(cu)
-        source, target, stream = setup.pinned(_KIB), setup.device(_KIB), setup.stream()
+        source, target, stream = setup.filled(_KIB), setup.device(_KIB), setup.stream()
         ok(cu.cuMemcpyHtoDAsync(target, source + 100, 500, stream))
         ctypes.memset(source, 1, 100)
         ctypes.memset(source + 600, 1, _KIB - 600)
@@ -80,7 +81,7 @@ def test_reuse_is_found_although_the_copy_won() -> None:
     """A write after the copy has run, but before the host knew, is the same mistake."""
     cu = FakeCuda()
     setup = Setup(cu)
-    source, target, stream = setup.pinned(_KIB), setup.device(_KIB), setup.stream()
+    source, target, stream = setup.filled(_KIB), setup.device(_KIB), setup.stream()
     other, event = setup.stream(), setup.event()
     ctypes.memset(source, 1, _KIB)
     ok(cu.cuMemcpyHtoDAsync(target, source, _KIB, stream))
@@ -335,6 +336,124 @@ def test_unregistered_memory_may_be_unmapped(*, to_device: bool) -> None:
     assert setup.read(memory, 8192) == bytes([3]) * 8192
     setup.give_back()
     assert _only(cu).id == "FREE-WHILE-PENDING"
+
+
+def test_the_host_writes_where_a_copy_is_going_to() -> None:
+    """Writing a pending copy's pinned target is found by range, whoever wins."""
+    for seed in range(20):
+        cu = FakeCuda(choices=Seeded(seed))
+        setup = Setup(cu)
+        memory, back, stream = setup.device(_KIB), setup.pinned(_KIB), setup.stream()
+        ok(cu.cuMemsetD8Async(memory, 1, _KIB, stream))
+        ok(cu.cuMemcpyDtoHAsync(back, memory, _KIB, stream))
+        ctypes.c_uint8.from_address(back + 700).value ^= 2
+        ok(cu.cuStreamSynchronize(stream))
+        setup.give_back()
+        hazard = _only(cu)
+        assert hazard.id == "WRITE-BEFORE-DONE"
+        assert "bytes [700, 701) of pinned0" in hazard.detail
+
+
+def test_a_buffer_may_be_emptied_and_filled_in_stream_order() -> None:
+    """A pinned buffer that one copy reads and the next one fills is no host write."""
+    for seed in range(60):
+        with FakeCuda(choices=Seeded(seed)) as cu:
+            setup = Setup(cu)
+            first, second = setup.device(_KIB), setup.device(_KIB)
+            bounce, stream = setup.filled(_KIB, 7), setup.stream()
+            ok(cu.cuMemsetD8Async(first, 8, _KIB, stream))
+            ok(cu.cuMemcpyHtoDAsync(second, bounce, _KIB, stream))
+            ok(cu.cuMemcpyDtoHAsync(bounce, first, _KIB, stream))
+            ok(cu.cuMemcpyDtoHAsync(bounce, second, _KIB, stream))
+            ok(cu.cuMemGetInfo())
+            ok(cu.cuStreamSynchronize(stream))
+            assert ctypes.string_at(bounce, _KIB) == bytes([7]) * _KIB
+            setup.give_back()
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+def test_freed_pinned_memory_is_not_pageable_memory(*, to_device: bool) -> None:
+    """A copy from or to a pinned buffer that was freed is refused and reported."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    memory, freed = setup.device(_KIB), ok(cu.cuMemHostAlloc(_KIB, 0))
+    ok(cu.cuMemsetD8(memory, 0, _KIB))
+    ok(cu.cuMemFreeHost(freed))
+    if to_device:
+        code = cu.cuMemcpyHtoD(memory, freed, _KIB)[0]
+    else:
+        code = cu.cuMemcpyDtoH(freed, memory, _KIB)[0]
+    assert code == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    setup.give_back()
+    assert _only(cu).id == "USE-AFTER-FREE"
+
+
+@pytest.mark.parametrize("written", [range(_KIB - 12), range(12, _KIB)])
+def test_a_source_that_was_filled_in_part(written: range) -> None:
+    """A pinned source whose end or beginning nobody ever wrote is reported."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    memory, source = setup.device(_KIB), setup.pinned(_KIB)
+    ctypes.memset(source + written.start, 1, len(written))
+    ok(cu.cuMemcpyHtoD(memory, source, _KIB))
+    setup.give_back()
+    hazard = _only(cu)
+    assert hazard.id == "READ-UNWRITTEN"
+    assert "of pinned0" in hazard.detail
+
+
+def test_a_copy_onto_itself() -> None:
+    """Source and target of one copy must not share a byte."""
+    for distance, expected in ((_KIB - 1, {"OVERLAPPING-COPY"}), (_KIB, set())):
+        cu = FakeCuda()
+        setup = Setup(cu)
+        memory, stream = setup.device(2 * _KIB), setup.stream()
+        ok(cu.cuMemsetD8Async(memory, 1, 2 * _KIB, stream))
+        ok(cu.cuMemcpyDtoDAsync(memory + distance, memory, _KIB, stream))
+        ok(cu.cuStreamSynchronize(stream))
+        setup.give_back()
+        cu.close(check=False)
+        assert {hazard.id for hazard in cu.hazards} == expected
+
+
+def test_the_driver_goes_by_addresses_and_the_fake_complains() -> None:
+    """A host-to-device copy between two device addresses works, and is reported."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    first, second = setup.device(_KIB), setup.device(_KIB)
+    ok(cu.cuMemsetD8(first, 3, _KIB))
+    ok(cu.cuMemcpyHtoD(second, first, _KIB))
+    assert setup.read(second, _KIB) == bytes([3]) * _KIB
+    setup.give_back()
+    assert _only(cu).id == "COPY-DIRECTION"
+
+
+def test_what_needs_no_context_is_no_hazard() -> None:
+    """Frees and queries find the context by what they are given, as on an H200."""
+    with FakeCuda() as cu:
+        setup = Setup(cu)
+        memory, host = ok(cu.cuMemAlloc(16)), ok(cu.cuMemHostAlloc(16, 0))
+        event = setup.event()
+        ok(cu.cuCtxSetCurrent(0))
+        ok(cu.cuEventQuery(event))
+        ok(cu.cuMemFree(memory))
+        ok(cu.cuMemFreeHost(host))
+        ok(cu.cuCtxSetCurrent(setup.context))
+        setup.give_back()
+
+
+def test_a_lost_context_is_lost_for_those_too() -> None:
+    """Without a current context, the owner's fate still decides."""
+    cu = FakeCuda()
+    setup = Setup(cu)
+    memory = ok(cu.cuMemAlloc(16))
+    cu.faults.fail("cuCtxSynchronize", cu.CUresult.CUDA_ERROR_ASSERT)
+    assert cu.cuCtxSynchronize()[0] == cu.CUresult.CUDA_ERROR_ASSERT
+    ok(cu.cuCtxSetCurrent(0))
+    assert cu.cuMemFree(memory)[0] == cu.CUresult.CUDA_ERROR_ASSERT
+    ok(cu.cuCtxSetCurrent(setup.context))
+    ok(cu.cuDevicePrimaryCtxRelease(0))
+    cu.close()
 
 
 def test_a_closed_fake_is_deinitialised() -> None:

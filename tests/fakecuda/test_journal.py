@@ -15,7 +15,7 @@ def test_a_call_is_written_with_names() -> None:
     """Handles and addresses are named by what made them, with the offset."""
     with FakeCuda() as cu:
         setup = Setup(cu)
-        source, target, stream = setup.pinned(100), setup.device(100), setup.stream()
+        source, target, stream = setup.filled(100), setup.device(100), setup.stream()
         ok(cu.cuMemcpyHtoDAsync(target + 16, source + 32, 10, stream))
         ok(cu.cuStreamSynchronize(stream))
         setup.give_back()
@@ -35,7 +35,7 @@ def test_work_is_written_when_it_runs() -> None:
     """A copy's pieces stand behind the call that made them run, and name their own call."""
     with FakeCuda() as cu:
         setup = Setup(cu)
-        source, target, stream = setup.pinned(1000), setup.device(1000), setup.stream()
+        source, target, stream = setup.filled(1000), setup.device(1000), setup.stream()
         ok(cu.cuMemcpyHtoDAsync(target, source, 1000, stream))
         ok(cu.cuMemGetInfo())
         ok(cu.cuStreamSynchronize(stream))
@@ -101,7 +101,7 @@ def test_schedules_do_not_change_the_calls() -> None:
     def run(seed: int) -> FakeCuda:
         with FakeCuda(choices=Seeded(seed)) as cu:
             setup = Setup(cu)
-            stream, target, source = setup.stream(), setup.device(200), setup.pinned(200)
+            stream, target, source = setup.stream(), setup.device(200), setup.filled(200)
             ok(cu.cuMemcpyHtoDAsync(target, source, 200, stream))
             while int(cu.cuStreamQuery(stream)[0]):
                 pass

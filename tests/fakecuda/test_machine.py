@@ -89,8 +89,10 @@ class CarefulProgram(RuleBasedStateMachine):
 
     @rule(source=devices, destination=devices, stream=st.sampled_from((0, 1)))
     def pack(self, source: Buffer, destination: Buffer, stream: int) -> None:
-        """Copy on the device."""
-        if source.data is not None and self._may_touch(stream, source, destination):
+        """Copy on the device, to another place."""
+        if source is destination or source.data is None:
+            return
+        if self._may_touch(stream, source, destination):
             call = self.cu.cuMemcpyDtoDAsync
             ok(call(destination.address, source.address, _BYTES, self.streams[stream]))
             self._copied(source, destination, stream)

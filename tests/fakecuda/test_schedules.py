@@ -1,15 +1,27 @@
 """Schedules: every one can be reached, printed, and taken again to the same journal."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakecuda import Drawn, FakeCuda, Late, Replay, Seeded, every_schedule
+import fakecuda
+from fakecuda import (
+    Drawn,
+    FakeCuda,
+    Late,
+    Limits,
+    Replay,
+    Seeded,
+    every_schedule,
+    load_profile,
+)
 from fakecuda.choices import Choices, Trail, format_trail, parse_trail
 from tests.fakecuda.programs import pattern, ring_load
 
@@ -105,6 +117,28 @@ def test_a_printed_schedule_replays_a_hazard(number: int) -> None:
     found = [(h.id, h.detail, h.call, h.schedule) for h in cu.hazards]
     assert found == [(h.id, h.detail, h.call, h.schedule) for h in again.hazards]
     assert found
+
+
+def _gb10_of_4_kib() -> FakeCuda:
+    facts = dataclasses.replace(load_profile("gb10"), total_bytes=1 << 13)
+    limits = Limits(page_cache_bytes=1 << 12, pinned_call_error=FakeCuda.CUresult(2))
+    return FakeCuda(facts, seed="x", limits=limits, devices=2, choices=Seeded("7"))
+
+
+@pytest.mark.parametrize("make", [lambda: FakeCuda(choices=Seeded("7")), _gb10_of_4_kib])
+def test_the_printed_line_runs_the_same_again(make: Callable[[], FakeCuda]) -> None:
+    """The line that a failing test prints makes a fake with the same journal and memory."""
+
+    def run(cu: FakeCuda) -> list[str]:
+        ring_load(cu, _DATA, chunk=300, slots=2, settle=False)
+        cu.close(check=False)
+        return [*cu.journal.lines(), *map(str, cu.hazards)]
+
+    cu, journals = make(), []
+    for _ in range(2):
+        journals.append(run(cu))
+        cu = eval(cu.replay, dict(vars(fakecuda)))  # noqa: S307 - the line is our own
+    assert journals[0] == journals[1]
 
 
 def test_late_is_a_replay_of_nothing() -> None:

@@ -82,7 +82,7 @@ def test_a_held_stream_waits_for_its_release() -> None:
     """A wait on a held stream returns when another thread lets the stream go."""
     with FakeCuda() as cu:
         setup = Setup(cu)
-        stream, target, source = setup.stream(), setup.device(64), setup.pinned(64)
+        stream, target, source = setup.stream(), setup.device(64), setup.filled(64)
         cu.hold(stream)
         ok(cu.cuMemcpyHtoDAsync(target, source, 64, stream))
         done = threading.Event()
@@ -127,7 +127,7 @@ def test_queries_say_no_before_they_say_yes() -> None:
     with FakeCuda() as cu:
         setup = Setup(cu)
         stream, event = setup.stream(), setup.event()
-        target, source = setup.device(64), setup.pinned(64)
+        target, source = setup.device(64), setup.filled(64)
         ok(cu.cuMemcpyHtoDAsync(target, source, 64, stream))
         ok(cu.cuEventRecord(event, stream))
         names = [cu.cuEventQuery(event)[0].name for _ in range(4)]
@@ -141,7 +141,7 @@ def test_a_host_function_runs_in_order_and_tells_the_host() -> None:
     """When it runs, the work before it is done, and the host may use the slot again."""
     with FakeCuda() as cu:
         setup = Setup(cu)
-        stream, target, source = setup.stream(), setup.device(64), setup.pinned(64)
+        stream, target, source = setup.stream(), setup.device(64), setup.filled(64)
         ctypes.memset(source, 1, 64)
         refill = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
             lambda address: ctypes.memset(address, 2, 64) and None

@@ -8,6 +8,8 @@ from fakecuda.work import Access, Op, Stream
 # The driver stages so much of an asynchronous pageable copy before it returns; seen on
 # an H200: 1 MiB returned under a held stream, 8 MiB blocked.
 _STAGED_MAX_BYTES = 1 << 20
+# So many bytes of the pattern do not come about by chance.
+_TELLING_BYTES = 12
 
 
 class CopyCalls(Machine):
@@ -78,11 +80,30 @@ class CopyCalls(Machine):
         else:
             ends = {read.kind, written.kind if written is not None else "pageable"}
             waits = stream is None and ends != {"device"}
-            if not waits and read.kind != "device" and not read.device_writers:
-                self._engine.watch_source(op)
+            if read.kind != "device" and not read.device_writers:
+                self._host_must_have_written(read, from_address, nbytes)
+                if not waits:
+                    self._engine.watch_source(op)
+            if written is read and op.accesses[0].overlaps(op.accesses[1]):
+                self._report("OVERLAPPING-COPY", None, (), read, from_address, to_address + nbytes)
+        if (
+            written is not None
+            and written.kind != "device"
+            and not (waits or written.device_writers)
+        ):
+            self._engine.watch_target(op)
         self._engine.queue(stream or self._context().legacy, op)
         if waits or written is None:
             self._engine.await_all([op])
+
+    def _host_must_have_written(self, block: Block, address: int, nbytes: int) -> None:
+        """Report pinned bytes at either end of a source that still hold the pattern."""
+        if block.kind != "pinned" or nbytes < _TELLING_BYTES:
+            return
+        for start in (address, address + nbytes - _TELLING_BYTES):
+            if self._memory.is_untouched(block, start, _TELLING_BYTES):
+                end = start + _TELLING_BYTES
+                self._report("READ-UNWRITTEN", None, (), block, start, end)
 
     def _take_pageable(self, op: Op, *, synchronous: bool) -> bool:
         """Treat a pageable source as this device does; answer whether the call waits."""
@@ -129,8 +150,14 @@ class CopyCalls(Machine):
                 # The driver goes by the addresses and copies (seen on an H200).
                 self._report("COPY-DIRECTION", None, (), block, address, address + nbytes)
             return block, address
-        if side == "d" or address >= DEVICE_BASE or self._memory.overlapping(address, nbytes):
-            freed = self._memory.find_freed(address)
+        kept = self._memory.find_quarantined(address)
+        if (
+            kept is not None
+            or side == "d"
+            or address >= DEVICE_BASE
+            or self._memory.overlapping(address, nbytes)
+        ):
+            freed = kept or self._memory.find_freed(address)
             if freed is not None:
                 self._report("USE-AFTER-FREE", None, (), freed, address, address + nbytes)
             else:

@@ -24,7 +24,7 @@ from fakecuda.memory import Block, Memory
 from fakecuda.order import Order
 from fakecuda.profile import Profile
 from fakecuda.surface import SURFACE, EntryPoint, Gate
-from fakecuda.watch import SourceWatch
+from fakecuda.watch import HostWatch
 from fakecuda.work import Event, Stream
 
 _LEGACY, _PER_THREAD = 1, 2
@@ -112,7 +112,7 @@ class Machine:
         self._here = _Here()
         self._memory = Memory(seed, profile.device_granule, misalign=profile.misalign)
         self._accounts = Accounts(profile, limits, self._memory)
-        watch = SourceWatch(self._report)
+        watch = HostWatch(self._report)
         self._order = Order(self._report, watch)
         self._watch = watch
         self._engine = Engine(

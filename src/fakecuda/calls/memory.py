@@ -149,7 +149,7 @@ class MemoryCalls(Machine):
         if pending and (not in_doubt or self._choose("free-waits", 2)):
             self._engine.await_all(pending)
         for op in pending:
-            self._watch.source_goes(op)
+            self._watch.memory_goes(op)
             if block.kind == "registered" and not op.done:
                 self._engine.memory_goes(op)
         if not self._memory.guards_intact(block):
