@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import weightload
+from loadproof.compare import RECORD_NAME, LeagueJob, compare
 from loadproof.errors import CheckpointError, LoadproofError
 from loadproof.judge.conclusion import EXIT_STATUS
 from loadproof.measure.device import Device
@@ -31,6 +32,7 @@ from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.plan.policy import BLOCKS_MAX
 from loadproof.qualify import Job, qualify
+from loadproof.report.league import HEADER, league_rows
 from loadproof.report.markdown import TIME_HEADER, headline, time_rows
 
 if TYPE_CHECKING:
@@ -150,6 +152,52 @@ def rehearse(
         allow_detached=True,
     )
     _qualify_and_tell(job)
+
+
+@app.command("compare")
+def compare_command(
+    *,
+    loaders: Annotated[
+        str, typer.Option(help="Names with commas between; the first is the base.")
+    ],
+    checkpoint: _Checkpoint,
+    out: _Out,
+    device: _Device = "fake",
+    blocks: _Blocks = None,
+    seed: _Seed = None,
+    policy: _Policy = None,
+    cache: _Cache = "warm",
+) -> None:
+    """Rank loaders on one checkpoint: a league table, with weights and memory.
+
+    Exit status: 0 every loader loaded the files' bytes, 3 one could not, 4 weights differ.
+    """
+    job = LeagueJob(
+        loaders=tuple(name.strip() for name in loaders.split(",") if name.strip()),
+        checkpoint=checkpoint,
+        device=device,
+        out=out,
+        policy=policy or _default_policy(device),
+        blocks=blocks,
+        seed=seed,
+        cache=cache,
+    )
+    with _errors_told():
+        with _progress() as progress:
+            record = compare(job, progress)
+        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+        table = Table(*HEADER, title=f"{record.device_class}, {record.tensors} tensors")
+        for row in league_rows(record):
+            table.add_row(*row)
+        console.print(table)
+        for each in record.entries:
+            if each.failure is not None:
+                console.print(f"{each.name}: {each.failure}", markup=False, soft_wrap=True)
+        console.print(f"Record: {out / RECORD_NAME}", markup=False, soft_wrap=True)
+        if any(each.differences for each in record.entries):
+            raise typer.Exit(EXIT_STATUS["failed"])
+        if any(each.failure is not None for each in record.entries):
+            raise typer.Exit(EXIT_STATUS["inconclusive"])
 
 
 @app.command()

@@ -26,6 +26,7 @@ from loadproof.plan.arms import InstalledArm, choose, install, named_loader, spl
 from loadproof.plan.policy import load_policy
 from loadproof.plan.revisions import Repository
 from loadproof.report.markdown import render
+from loadproof.report.page import render_page
 from loadproof.report.receipt import Statement, encode, make_receipt, write_whole
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     statement = make_receipt(plan, trial, conclusion, describe_environment())
     receipt, report = job.out / RECEIPT_NAME, job.out / REPORT_NAME
     write_whole(report, render(statement).encode())
+    write_whole(job.out / PAGE_NAME, render_page(statement).encode())
     write_whole(receipt, encode(statement))
     failed_leg = None
     if trial.said:

@@ -101,7 +101,7 @@ def test_memory_is_no_storage_to_be_cold_from() -> None:
     """A file in tmpfs is never called cold."""
     folder = Path("/dev/shm")  # noqa: S108 -- tmpfs is the point
     if cache_state._magic(folder) not in cache_state._MEMORY_MAGICS:
-        pytest.skip("/dev/shm is no tmpfs here")
+        pytest.skip("the memory file system here is no tmpfs")
     with tempfile.NamedTemporaryFile(dir=folder) as opened:
         opened.write(os.urandom(1 << 20))
         opened.flush()

@@ -61,7 +61,7 @@ def test_a_figure_that_cannot_be_had_is_absent_and_named(
 
 
 def test_a_stalled_sampler_records_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample that takes long is one gap, with its length, and no more samples than there were."""
+    """A sample that takes long is a gap of that length, not more samples than there were."""
     slow = threading.Event()
 
     def stall(path: str) -> dict[str, int]:

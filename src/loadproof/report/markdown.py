@@ -24,7 +24,7 @@ _MEANING = {
 }
 _MIB = 1 << 20
 TIME_HEADER = ("arm", "what", "median", "load time", "interval", "p of no difference")
-_MEMORY_HEADER = ("arm", "anonymous", "shared", "file", "drop of MemAvailable", "pinned", "device")
+MEMORY_HEADER = ("arm", "anonymous", "shared", "file", "drop of MemAvailable", "pinned", "device")
 
 
 def headline(predicate: Predicate) -> str:
@@ -68,14 +68,13 @@ def _lines(statement: Statement) -> Iterator[str]:
     yield "\n## Weights and controls\n"
     yield from _weights(statement)
     yield "\n## Memory\n"
-    yield from _table(_MEMORY_HEADER, _memory_rows(predicate))
+    yield from _table(MEMORY_HEADER, memory_rows(predicate))
     yield (
         "\nPeaks over the timing legs, in MiB; pinned and device as the loader counts them. On "
         "the fake device both are shared memory of the process."
     )
     yield "\n## What ran, and where\n"
-    yield from _arms(predicate)
-    yield from _environment(predicate)
+    yield from (f"- {each}" for each in provenance(predicate))
     yield "\n## Not run\n"
     yield from (f"- {each.what}: not run: {each.why}." for each in predicate.not_run)
 
@@ -114,7 +113,8 @@ def time_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
             )
 
 
-def _memory_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
+def memory_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the memory table, one per arm, under ``MEMORY_HEADER``."""
     for arm in ARMS:
         pairs = _results(predicate.legs, arm)
         reports = [result.report or {} for _, result in pairs]
@@ -154,13 +154,19 @@ def _weights(statement: Statement) -> Iterator[str]:
         yield from (f"  - seen: {each}" for each in control.seen[:3])
 
 
+def provenance(predicate: Predicate) -> Iterator[str]:
+    """Yield what ran and where, one sentence each."""
+    yield from _arms(predicate)
+    yield from _environment(predicate)
+
+
 def _arms(predicate: Predicate) -> Iterator[str]:
     for name, arm in predicate.arms.items():
         options = ", ".join(f"{key}={value}" for key, value in arm.options.items()) or "none"
         if arm.loader is not None:
             version = arm.loader.version or "of unknown version"
             yield (
-                f"- {name}: loader `{arm.loader.name}` ({arm.loader.distribution} {version}), "
+                f"{name}: loader `{arm.loader.name}` ({arm.loader.distribution} {version}), "
                 f"options {options}, package `{arm.digest}`."
             )
         if arm.revision is None:
@@ -169,11 +175,11 @@ def _arms(predicate: Predicate) -> Iterator[str]:
         state = "with uncommitted changes" if revision.dirty else "clean"
         branch = f" on branch `{revision.branch}`" if revision.branch else ""
         yield (
-            f"- {name}: `{revision.spoken}`{branch}, commit `{revision.commit[:12]}`, {state}, "
+            f"{name}: `{revision.spoken}`{branch}, commit `{revision.commit[:12]}`, {state}, "
             f"`{arm.entry}`, options {options}, package `{arm.digest}`."
         )
         if revision.note:
-            yield f"  - {revision.note}"
+            yield revision.note
 
 
 def _environment(predicate: Predicate) -> Iterator[str]:
@@ -181,13 +187,13 @@ def _environment(predicate: Predicate) -> Iterator[str]:
     if predicate.device is not None:
         major, minor = predicate.device.capability
         fake = " (fake)" if predicate.device.fake else ""
-        yield f"- Device: {predicate.device.name}{fake}, compute capability {major}.{minor}."
+        yield f"Device: {predicate.device.name}{fake}, compute capability {major}.{minor}."
     yield (
-        f"- Machine: {environment.machine}, {environment.cpu or 'unnamed processor'}, "
+        f"Machine: {environment.machine}, {environment.cpu or 'unnamed processor'}, "
         f"{environment.cpu_count} processors, kernel {environment.kernel}, {environment.python}."
     )
     versions = (f"{name} {version or 'absent'}" for name, version in environment.packages.items())
-    yield f"- Packages: {', '.join(versions)}."
+    yield f"Packages: {', '.join(versions)}."
     routes = predicate.conclusion.coverage.route_bytes.items()
     listed = ", ".join(f"{route} {count:,}" for route, count in routes) or "not reported"
-    yield f"- Bytes by route, candidate's timing legs: {listed}."
+    yield f"Bytes by route, candidate's timing legs: {listed}."

@@ -203,6 +203,8 @@ def write_whole(path: Path, content: bytes) -> None:
             dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
             temporary = Path(file.name)
+            # Readable by whoever may read the person's other files; the default is owner only.
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -217,6 +219,13 @@ def write_whole(path: Path, content: bytes) -> None:
                 f"{path} cannot be written: {error.strerror}; nothing was left there."
             ) from error
         raise
+
+
+def _umask() -> int:
+    """Return the mask of new files, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _sync_folder(folder: Path) -> None:
