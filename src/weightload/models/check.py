@@ -113,7 +113,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 def count_copies(
     model: torch.nn.Module, uploaded: Mapping[str, torch.Tensor], report: ModelReport
 ) -> None:
-    """Count the weights, and those among them that lie where the upload put them.
+    """Count the weights that are strided, and those among them that lie where the upload put them.
 
     Args:
         model: the model that was made of the tensors.
@@ -124,6 +124,8 @@ def count_copies(
     starts = [start for start, _ in places]
     seen: set[tuple[int, int]] = set()
     for weight in model.state_dict().values():
+        if weight.layout != torch.strided:
+            continue
         place = weight.data_ptr(), weight.nbytes
         if not weight.nbytes or place in seen:
             continue

@@ -219,14 +219,16 @@ class _Call:
         _name_source(model, source)
         if model.can_generate() and hasattr(model, "adjust_generation_fn"):
             auto = is_auto(self.model_class)
+            # A class of its own sees all keywords here, an Auto class what the config left.
+            seen = dict(rest if auto else keywords) | {"trust_remote_code": trust}
+            seen.pop("generation_config", None)
             model.adjust_generation_fn(
                 generation_config=generation_config,
                 from_auto_class=auto,
                 from_pipeline=None,
                 pretrained_model_name_or_path=source.name,
                 **HUB_DEFAULTS | source.hub,
-                # A class of its own sees all keywords here, an Auto class what the config left.
-                **(rest if auto else keywords) | {"trust_remote_code": trust},
+                **seen,
             )
         return model, info
 
