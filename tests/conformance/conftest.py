@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakecuda.conformance import ROWS, FakeSubject, RealSubject, Row
+from fakecuda.conformance import ROWS, FakeSubject, RealSubject, Row, when_rows_ran
 
 _ROOT = Path(__file__).parents[2]
 _TABLES = _ROOT / "qualification" / "conformance"
@@ -172,12 +172,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say for every row when it last ran on hardware."""
-    last: dict[str, str] = {}
-    for table in landed_tables():
-        for name in table["rows"]:
-            last[name] = f"{table['date']} on {table['device']}"
     terminalreporter.section("conformance rows: last run on hardware")
-    for name, row in ROWS.items():
-        when = last.get(name, "never")
-        reason = f" ({row.one_sided})" if row.one_sided else ""
-        terminalreporter.write_line(f"{name:50} {when}{reason}")
+    for line in when_rows_ran(ROWS.values(), landed_tables()):
+        terminalreporter.write_line(line)

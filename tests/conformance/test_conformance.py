@@ -1,12 +1,13 @@
 """The driver's contract, row by row, on the fake and on hardware."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fakecuda import load_profile
-from fakecuda.conformance import ROWS, Row
+from fakecuda.conformance import ROWS, Row, when_rows_ran
 
 Runner = Callable[[Row], str]
 
@@ -65,6 +66,29 @@ def test_few_rows_are_one_sided() -> None:
     one_sided = [row for row in ROWS.values() if row.one_sided]
     assert len(one_sided) <= _ONE_SIDED_MAX
     assert all(" " in row.one_sided for row in one_sided)
+
+
+def test_the_summary_says_for_every_row_when_it_ran() -> None:
+    """Rows that ran together are one line; those that ran elsewhere or never are named."""
+    first, second, third, *_ = (row for row in ROWS.values() if not row.one_sided)
+    alone = next(row for row in ROWS.values() if row.one_sided)
+    others = [dataclasses.replace(first, name=f"other{number}") for number in range(3)]
+    names = [row.name for row in others]
+    tables = [
+        _table("2026-01-01", "Old", [second.name, *names]),
+        _table("2026-02-02", "New", names),
+    ]
+    assert when_rows_ran([*others, second, third, alone], tables) == [
+        "2026-02-02 on New, driver API 13000: 3 of 6 rows",
+        f"2026-01-01 on Old, driver API 13000: {second.name}",
+        f"never: {third.name}",
+        f"the fake alone: {alone.name} ({alone.one_sided})",
+    ]
+
+
+def _table(date: str, device: str, names: list[str]) -> dict[str, Any]:
+    outcomes = dict.fromkeys(names, "SUCCESS")
+    return {"date": date, "device": device, "driver_api": 13000, "rows": outcomes}
 
 
 def test_every_row_states_its_fact() -> None:

@@ -23,9 +23,11 @@ from fakecuda import (
     load_profile,
 )
 from fakecuda.choices import Choices, Trail, format_trail, parse_trail
+from fixtures.summary import leave_line
 from tests.fakecuda.programs import pattern, ring_load
 
 _DATA = pattern(1300)
+_EXPLORED = "schedules explored to the end"
 
 
 def _run_seed() -> str:
@@ -170,20 +172,23 @@ def _walk(data: bytes, *, chunk: int, settle: bool) -> tuple[int, int, int]:
     return count, hazardous, wrong
 
 
-def test_all_schedules_of_a_right_loader(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_schedules_of_a_right_loader(request: pytest.FixtureRequest) -> None:
     """3 chunks in 2 slots, each settled, come out right in every schedule there is."""
     count, hazardous, wrong = _walk(_DATA[:384], chunk=128, settle=True)
-    with capsys.disabled():
-        print(f"\nall {count:,} schedules of 3 chunks in 2 slots: right")  # noqa: T201
+    leave_line(request.config, _EXPLORED, f"all {count:,} schedules of 3 chunks in 2 slots: right")
     assert (hazardous, wrong) == (0, 0)
     assert count > 1000
 
 
-def test_all_schedules_of_a_wrong_loader(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_schedules_of_a_wrong_loader(request: pytest.FixtureRequest) -> None:
     """Without settling, every schedule reports it, also where the bytes come out right."""
     count, hazardous, wrong = _walk(_DATA[:384], chunk=128, settle=False)
-    with capsys.disabled():
-        print(f"\nall {count:,} schedules, not settled: {wrong:,} with wrong bytes")  # noqa: T201
+    leave_line(
+        request.config,
+        _EXPLORED,
+        f"all {count:,} schedules of the same, not settled: each with a hazard, "
+        f"{wrong:,} with wrong bytes",
+    )
     assert hazardous == count
     assert 0 < wrong < count
 

@@ -8,6 +8,7 @@ GPU answers is right; a fake or a contract that says otherwise is to be mended.
 from fakecuda.conformance import contexts, copies, memory, streams
 from fakecuda.conformance.row import ROWS, Row
 from fakecuda.conformance.subject import FakeSubject, RealSubject, Subject
+from fakecuda.conformance.when import when_rows_ran
 
 __all__ = [
     "ROWS",
@@ -19,4 +20,5 @@ __all__ = [
     "copies",
     "memory",
     "streams",
+    "when_rows_ran",
 ]

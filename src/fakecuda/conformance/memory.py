@@ -315,11 +315,7 @@ def memory_calls_beside_a_held_stream(subject: Subject) -> str:
     )
 
 
-@row(
-    "faults",
-    one_sided="an H200 in a virtual machine let the host read there; the fake must fault, as "
-    "owners of GB10s report of theirs",
-)
+@row("faults", one_sided="an H200's host could read there; the fake must fault")
 def host_reads_device_memory(subject: Subject) -> str:
     """The host cannot read the fake's device memory at its address."""
     address = subject.device(4096)
