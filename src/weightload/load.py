@@ -28,8 +28,11 @@ SLOT_BYTES = 4 << 20
 # Slots beyond one per reader keep the copy engine fed; more only cost their pinning.
 SPARE_SLOTS = 4
 READ_AHEAD_BYTES = 1 << 30
-# Reading is waiting, so even two cores keep a few reads under way.
-_THREADS_MIN, _THREADS_MAX = 4, 12
+# Reading is waiting, so even two cores keep a few reads under way;
+# ten fill the link of an H200, and more only queue for Python's lock.
+_THREADS_MIN, _THREADS_MAX = 4, 10
+# Hashing takes every core there is; two slots each then make 128 MiB.
+HASHING_THREADS_MAX = 16
 
 
 def load(  # noqa: PLR0913 - independent keywords, each with a default
@@ -77,7 +80,8 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
             then also owns the tensors' memory; None takes the real driver and torch.
         threads: reader threads; None chooses from the processors at hand.
         slot_bytes: capacity of one slot, a multiple of 64 KiB.
-        slot_count: slots in the ring; None takes four more than threads.
+        slot_count: slots in the ring; None takes four more than threads, or two for each
+            thread with `verify`.
         system: the operating system's seam; None takes the real one.
 
     Returns:
@@ -93,8 +97,10 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         UsageError: an argument is not one that this function takes.
     """
     system = system or System()
-    threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
-    slot_count = slot_count or threads + SPARE_SLOTS
+    hashing = verify is not None or manifest is not None
+    most = HASHING_THREADS_MAX if hashing else _THREADS_MAX
+    threads = threads or min(max(system.cpu_count(), _THREADS_MIN), most)
+    slot_count = slot_count or (2 * threads if hashing else threads + SPARE_SLOTS)
     check_slot(slot_bytes, RING_ALIGNMENT_BYTES)
     if read_ahead < 0:
         raise UsageError("read_ahead counts layers; 0 reads nothing ahead.")
@@ -118,6 +124,6 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         read_ahead_bytes=read_ahead_bytes,
         release=release,
         measure_limits=measure_limits,
-        verifier=Verifier(manifest) if verify or manifest is not None else None,
+        verifier=Verifier(manifest) if hashing else None,
     )
     return run.load(checkpoint, only, into)

@@ -7,7 +7,7 @@ is given back in the opposite order, and the first error is the one that is rais
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -188,7 +188,7 @@ class Run:
         with report.phase("stream"):
             try:
                 carriers = [self._carrier(item, ring, copies, staging) for item in work]
-                with ahead or nullcontext():
+                with ahead or nullcontext(), self._hashing(ring):
                     upload.run(carriers, self.threads)
             except BaseException:
                 if copies.unfinished:
@@ -198,6 +198,12 @@ class Run:
         if self.measure_limits:
             self._measure_limits(work, ring, copies)
         return tensors
+
+    def _hashing(self, ring: Ring | None) -> AbstractContextManager[None]:
+        """Hash beside reading where the ring has two slots for every reader."""
+        if self.verifier is None or ring is None or len(ring.slots) < 2 * self.threads:
+            return nullcontext()
+        return self.verifier.overlapping(self.threads)
 
     def _read_ahead(self, selection: Selection) -> ReadAhead | None:
         if not self.read_ahead:

@@ -7,6 +7,7 @@ cache from there on, and the report says so.
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weightload.host.reads import DirectRefusedError, ShardReader
@@ -69,12 +70,14 @@ class StagedCarrier:
             raise
         try:
             copies = self._copies.queue_from_slot(span, slot, self.work.addresses)
-            if hasher is not None:
-                hasher.update(slot.bytes_view, span.slices)
         except BaseException:
             self._ring.quarantine(slot)
             raise
-        self._ring.submit(slot, self._copies.stream)
+        if hasher is None:
+            self._ring.submit(slot, self._copies.stream)
+        else:
+            submit = partial(self._ring.submit, slot, self._copies.stream)
+            hasher.update_then(slot.bytes_view, span.slices, submit)
         count(span, reads, copies, route)
 
     def _fill(self, span: Span, target: memoryview) -> tuple[int, Route]:

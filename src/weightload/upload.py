@@ -9,6 +9,7 @@ that is raised, and every thread is joined and every copy awaited before it is.
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
@@ -141,12 +142,15 @@ class Upload:
             tally.add_to(self._report)
 
     def _bring(self, carrier: Carrier, batch: Sequence[Span], tally: _Tally) -> None:
-        records = carrier.work.records
-        hasher = self._verifier.hasher(records) if self._verifier is not None else None
-        for span in batch:
-            if self._reached is not None:
-                self._reached(carrier.work.shard, span.offset)
-            carrier.bring(span, hasher, tally)
+        hasher = None
+        with ExitStack() as finishing:
+            if self._verifier is not None:
+                hasher = self._verifier.hasher(carrier.work.records)
+                finishing.callback(hasher.finish)
+            for span in batch:
+                if self._reached is not None:
+                    self._reached(carrier.work.shard, span.offset)
+                carrier.bring(span, hasher, tally)
 
     def _on_moved(self, nbytes: int) -> None:
         with self._lock:

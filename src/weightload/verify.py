@@ -1,19 +1,22 @@
 """Content verification while the bytes pass: no second read, no second copy.
 
 A digest needs a tensor's bytes in order, so with verification one thread brings a
-whole tensor, and different threads bring different tensors. The bytes hashed are the
-ones in the slot that the copy engine reads.
+whole tensor while a second one hashes it, and different threads bring different ones.
+The bytes hashed are the ones in the slot that the copy engine reads.
 """
 
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from weightload.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor, Future
 
     from weightload.checkpoint.header import Record
     from weightload.plan import Slice
@@ -38,10 +41,21 @@ class Verifier:
     def __init__(self, expected: Mapping[str, str] | None) -> None:
         self._expected = expected
         self._digests: dict[str, str] = {}
+        self._pool: Executor | None = None
+
+    @contextmanager
+    def overlapping(self, threads: int) -> Iterator[None]:
+        """Hash in threads beside the readers while the body runs.
+
+        A reader then holds two slots at a time, so the ring needs two for each.
+        """
+        with ThreadPoolExecutor(threads, "weightload-hash") as self._pool:
+            yield
+        self._pool = None
 
     def hasher(self, records: Sequence[Record]) -> BatchHasher:
         """A hasher for one batch of whole tensors of one shard."""
-        return BatchHasher(records, self._digests)
+        return BatchHasher(records, self._digests, self._pool)
 
     def finish(self, records: Iterable[Record]) -> dict[str, str]:
         """The manifest, compared with the expected one.
@@ -67,18 +81,47 @@ class Verifier:
 
 
 class BatchHasher:
-    """Hashes the slices of one batch, in file order, by one thread."""
+    """Hashes the slices of one batch, in file order.
 
-    def __init__(self, records: Sequence[Record], digests: dict[str, str]) -> None:
+    With a pool, hashing one span overlaps reading the next, which a large tensor needs:
+    its digest is one long chain that no second thread can share.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], digests: dict[str, str], pool: Executor | None
+    ) -> None:
         self._records = records
         self._digests = digests
+        self._pool = pool
         self._hash = hashlib.new(ALGORITHM)
+        self._pending: tuple[Future[None], Callable[[], None]] | None = None
 
-    def update(self, slot: memoryview, slices: Sequence[Slice]) -> None:
-        """Take in the slices of the span that lies in `slot`."""
+    def update(self, source: memoryview, slices: Sequence[Slice]) -> None:
+        """Take in the slices of the span that lies in `source`."""
         for piece in slices:
-            self._hash.update(slot[piece.slot_offset : piece.slot_offset + piece.nbytes])
+            self._hash.update(source[piece.slot_offset : piece.slot_offset + piece.nbytes])
             record = self._records[piece.tensor]
             if piece.tensor_offset + piece.nbytes == record.nbytes:
                 self._digests[record.name] = self._hash.hexdigest()
                 self._hash = hashlib.new(ALGORITHM)
+
+    def update_then(
+        self, source: memoryview, slices: Sequence[Slice], then: Callable[[], None]
+    ) -> None:
+        """Take in a span and call `then` when its bytes are no longer needed.
+
+        With a pool that is at the latest in the next call, or in `finish`.
+        """
+        self.finish()
+        if self._pool is None:
+            self.update(source, slices)
+            then()
+        else:
+            self._pending = self._pool.submit(self.update, source, slices), then
+
+    def finish(self) -> None:
+        """Wait for the span that is still being hashed, if any."""
+        if self._pending is not None:
+            (future, then), self._pending = self._pending, None
+            future.result()
+            then()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -432,14 +433,24 @@ def test_tensors_that_do_not_fit_are_refused(model: Path) -> None:
 
 def test_digests_are_those_of_the_files(model: Path) -> None:
     """The manifest has every tensor, and a load checked against it passes."""
-    import hashlib  # noqa: PLC0415 - only here
-
     fake = FakeCuda()
     loaded = weightload.load(model, driver=fake, verify="sha256", **SMALL)
     expected = {n: hashlib.sha256(b).hexdigest() for n, b in file_tensors(model).items()}
     assert loaded.manifest == expected
     loaded.close()
     check_delivered(fake, weightload.load(model, driver=fake, manifest=expected, **SMALL), model)
+
+
+@pytest.mark.parametrize("slot_count", [1, 2, 3, 4, 8])
+def test_hashing_beside_reading_waits_for_no_slot_for_ever(model: Path, slot_count: int) -> None:
+    """However few slots there are, hashing ends, and digests do not depend on it."""
+    fake = FakeCuda()
+    loaded = weightload.load(
+        model, driver=fake, verify="sha256", slot_bytes=SLOT, slot_count=slot_count, threads=2
+    )
+    expected = {n: hashlib.sha256(b).hexdigest() for n, b in file_tensors(model).items()}
+    assert loaded.manifest == expected
+    check_delivered(fake, loaded, model)
 
 
 def test_a_changed_byte_is_refused(model: Path) -> None:
