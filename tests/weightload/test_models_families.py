@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 
+from fixtures.model_equality import differences, ties
 from fixtures.models import FAMILIES
 from fixtures.summary import TABLES
-from tests.weightload.model_support import differences, on_fake, stored, ties, written
+from tests.weightload.model_support import on_fake, stored, written
 from weightload import ModelReport, greedy_tokens, own_outputs
 
 if TYPE_CHECKING:
