@@ -12,7 +12,6 @@ What there was no time for is said, and nothing is left half written.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -102,7 +101,7 @@ def make_repository(folder: Path, bundle: Path | None, percent: float) -> None:
         commit_all(folder, "the files as they are here")
         source = ""
     if source:
-        subprocess.run(["git", "clone", "--quiet", source, str(folder)], check=True)
+        git(folder.parent, "clone", "--quiet", source, str(folder))
         git(folder, "checkout", "--quiet", "-B", "main", "HEAD")
     path = folder / "src" / "weightload" / "__init__.py"
     text = path.read_text("utf-8")
@@ -197,7 +196,7 @@ def run_league(sitting: Sitting, checkpoint: Path, loaders: list[str], blocks: i
     print((sitting.out / "league.md").read_text("utf-8"), flush=True)
 
 
-def main(  # noqa: PLR0913 -- a command line has as many options as it has
+def main(  # noqa: PLR0913, PLR0917 -- a command line has as many options as it has
     out: Annotated[Path, typer.Option(help="Where receipts and pages go.")],
     device: Annotated[str, typer.Option()] = "cuda:0",
     bundle: Annotated[Path | None, typer.Option(help="A git bundle with the branch main.")] = None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import sys
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from rich.table import Table
 
 import weightload
 from loadproof.compare import RECORD_NAME, LeagueJob, compare
+from loadproof.doctor import examine
 from loadproof.errors import CheckpointError, LoadproofError
 from loadproof.judge.conclusion import EXIT_STATUS
 from loadproof.measure.device import Device
@@ -32,6 +34,7 @@ from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.plan.policy import BLOCKS_MAX
 from loadproof.qualify import Job, qualify
+from loadproof.receipt_cli import app as receipt_app
 from loadproof.report.league import HEADER, league_rows
 from loadproof.report.markdown import TIME_HEADER, headline, time_rows
 
@@ -50,6 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Compare two loaders of safetensors on one checkpoint, and write a receipt.",
 )
+app.add_typer(receipt_app, name="receipt")
 _complain = Console(stderr=True, soft_wrap=True, highlight=False)
 
 _Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors.")]
@@ -92,6 +96,9 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
     project: _Project = Path(),
     route: _Route = "auto",
     cache: _Cache = "warm",
+    sign_key: Annotated[
+        Path | None, typer.Option(help="Private key (PEM) to sign the receipt with.")
+    ] = None,
     changed_route: _Routes = None,
     allow_dirty: Annotated[bool, typer.Option("--allow-dirty")] = False,
     allow_detached: Annotated[bool, typer.Option("--allow-detached")] = False,
@@ -113,6 +120,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
         seed=seed,
         require=require,
         changed_routes=tuple(changed_route or ()),
+        sign_key=sign_key,
         cache=cache,
         options=_options(route),
         allow_dirty=allow_dirty,
@@ -201,6 +209,27 @@ def compare_command(
 
 
 @app.command()
+def doctor(
+    *,
+    checkpoint: Annotated[Path | None, typer.Option(help="One to look at, too.")] = None,
+    folder: Annotated[Path, typer.Option(help="Where receipts and arms would be.")] = Path(),
+) -> None:
+    """Say what this machine is, which routes it can take, and what would stop a qualification.
+
+    Exit status: 0 nothing stops one, 3 something does.
+    """
+    with _errors_told():
+        findings = list(examine(folder, checkpoint))
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    table = Table("what", "state", "found", "remedy")
+    for each in findings:
+        table.add_row(each.what, each.state, each.found, each.remedy)
+    console.print(table)
+    if any(each.state == "stops" for each in findings):
+        raise typer.Exit(EXIT_STATUS["inconclusive"])
+
+
+@app.command()
 def load(
     checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.")],
     device: _Device = "fake",
@@ -258,7 +287,16 @@ def _qualify_and_tell(job: Job) -> None:
         with _progress() as progress:
             qualified = qualify(job, progress)
         _tell(qualified)
+        _summarise(qualified.report)
         raise typer.Exit(qualified.statement.predicate.exit_status)
+
+
+def _summarise(report: Path) -> None:
+    """Add the report to the summary of a GitHub step, when this runs in one."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(report.read_text("utf-8"))
 
 
 def _tell(qualified: Qualified) -> None:

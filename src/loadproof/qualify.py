@@ -25,6 +25,7 @@ from loadproof.measure.trial import Trial, TrialPlan, run_trial
 from loadproof.plan.arms import InstalledArm, choose, install, named_loader, split_options
 from loadproof.plan.policy import load_policy
 from loadproof.plan.revisions import Repository
+from loadproof.report.envelope import sign
 from loadproof.report.markdown import render
 from loadproof.report.page import render_page
 from loadproof.report.receipt import Statement, encode, make_receipt, write_whole
@@ -59,6 +60,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         seed: Of the order and the controls; None draws one.
         require: What the candidate has to be.
         changed_routes: The routes that the change touches, for coverage.
+        sign_key: Private key to sign the receipt with; None leaves it hashed.
         cache: The page-cache state that every leg starts from.
         options: Keyword arguments for both arms' loaders.
         allow_dirty: Whether uncommitted changes may be a candidate.
@@ -76,6 +78,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     require: Requirement = "no-regression"
     changed_routes: tuple[str, ...] = ()
+    sign_key: Path | None = None
     cache: Wanted = "warm"
     options: dict[str, Any] = {}
     allow_dirty: bool = False
@@ -136,7 +139,10 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     receipt, report = job.out / RECEIPT_NAME, job.out / REPORT_NAME
     write_whole(report, render(statement).encode())
     write_whole(job.out / PAGE_NAME, render_page(statement).encode())
-    write_whole(receipt, encode(statement))
+    content = encode(statement)
+    if job.sign_key is not None:
+        content = sign(content, job.sign_key)
+    write_whole(receipt, content)
     failed_leg = None
     if trial.said:
         failed_leg = job.out / FAILED_LEG_NAME

@@ -72,7 +72,7 @@ def conclude(
     verdict = judge_time(
         plan.policy,
         plan.blocks,
-        list(_samples(trial.legs)),
+        list(samples(trial.legs)),
         controls_seen=frozenset(each.name for each in trial.controls if each.found),
         controls_required=required_controls(plan.truth),
         doubts=[*_doubts(plan, trial), *_coverage_doubts(plan, coverage)],
@@ -106,7 +106,8 @@ def required_controls(truth: Manifest) -> frozenset[str]:
     return frozenset(required)
 
 
-def _samples(legs: Sequence[Leg]) -> Iterator[TimeSample]:
+def samples(legs: Sequence[Leg]) -> Iterator[TimeSample]:
+    """Yield the load time of every timing leg that has one."""
     for leg in legs:
         timed = leg.purpose == "time" and leg.block is not None and leg.half is not None
         if timed and isinstance(leg.outcome, Result):

@@ -72,11 +72,12 @@ class _Counts(ctypes.Structure):
 def prepare(paths: Iterable[Path], wanted: Wanted) -> CacheState:
     """Bring files into the state that is wanted, as far as it goes, and say what they are in."""
     files = list(paths)
-    if wanted == "warm":
-        warm(files)
-    if wanted != "cold":
-        return look(files)
     state = look(files)
+    if wanted == "warm" and state.state != "warm":
+        warm(files)
+        state = look(files)
+    if wanted != "cold":
+        return state
     for _ in range(_EVICTIONS_MAX):
         evict(files)
         state = look(files)

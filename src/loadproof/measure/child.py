@@ -90,6 +90,9 @@ def main() -> None:
         traceback.print_exc()
         answer = Failure("loader-raised", f"{type(error).__name__}: {error}")
     channel.send(answer)
+    sys.stderr.flush()
+    # Everything was closed and said; threads that a loader left must not keep the leg alive.
+    os._exit(0)
 
 
 def _end_with(parent: int) -> None:

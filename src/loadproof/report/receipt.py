@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 
 from loadproof.errors import ReceiptError
-from loadproof.judge.conclusion import EXIT_STATUS, Conclusion
+from loadproof.judge.conclusion import EXIT_STATUS, Conclusion, samples
+from loadproof.judge.verdict import judge_time
 from loadproof.measure.cache_state import Wanted
 from loadproof.measure.controls import Control
 from loadproof.measure.environment import Environment
@@ -276,6 +277,28 @@ def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tup
     return tuple(missing)
 
 
+def _unsupported(predicate: Predicate) -> str | None:
+    """Judge the raw samples again, and say where the conclusion does not follow from them."""
+    stated = predicate.conclusion.verdict
+    found = frozenset(each.name for each in predicate.controls if each.found)
+    again = judge_time(
+        predicate.policy, predicate.blocks, list(samples(predicate.legs)), controls_seen=found
+    )
+    if stated.contrasts != again.contrasts and stated.contrasts:
+        return "the contrasts are not those of the samples"
+    if stated.outcome not in {again.outcome, "inconclusive"}:
+        return f"the samples do not support the word {stated.outcome!r}"
+    if predicate.conclusion.answer == "proven" and not (
+        stated.sound and predicate.conclusion.weights == "equal" and len(found) > 0
+    ):
+        return "the requirement cannot be proven by an unsound trial"
+    if any(each.differences for each in predicate.weights) != (
+        predicate.conclusion.weights == "differ"
+    ):
+        return "the word on the weights is not that of the hash legs"
+    return None
+
+
 def _checked(statement: Statement) -> Statement:
     """Refuse what the types cannot: private text, and figures that contradict each other.
 
@@ -293,6 +316,8 @@ def _checked(statement: Statement) -> Statement:
         problem = "the exit status is not that of the answer"
     elif predicate.device_class != device_class(predicate.device):
         problem = "the device class is not that of the device's attributes"
+    else:
+        problem = _unsupported(predicate)
     if problem is not None:
         raise ReceiptError(f"This is not a valid receipt: {problem}.")
     return statement
