@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path  # noqa: TC003 - typer reads annotations when it runs
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +24,6 @@ from fixtures.checkpoints import RECIPES
 from loadproof.loaders import PEERS
 from qualification.speed_leg import run_leg
 from qualification.speed_table import table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -33,7 +33,9 @@ _PEER_MODULES = {
 
 
 def _prepare(cache: str, folder: Path) -> None:
-    """Put the files into the page cache, or take them out of it."""
+    """Put the files into the page cache, where they are not yet, or take them out of it."""
+    if cache == "warm" and (_resident_share(folder) or 0) >= 0.999:
+        return
     buffer = bytearray(64 << 20)
     for path in shards(folder):
         descriptor = os.open(path, os.O_RDONLY)
@@ -108,6 +110,7 @@ def _timed_load(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     if not ours and spec["arm"] in _PEER_MODULES:
         __import__(_PEER_MODULES[spec["arm"]])
     least_free = _LeastFree() if spec["section"] == "memory" else None
+    # Resets the high-water mark of resident memory (proc(5)).
     Path("/proc/self/clear_refs").write_text("5")
     resident_before_bytes, read_before_bytes = _status_bytes("VmRSS"), _io_read_bytes()
     begun = time.perf_counter()

@@ -36,7 +36,9 @@ def table(samples: Sequence[Sample]) -> str:
 
 
 def _header(samples: Sequence[Sample]) -> str:
-    facts = next(sample for sample in samples if "device" in sample)
+    facts = next((sample for sample in samples if "device" in sample), None)
+    if facts is None:
+        return "No leg gave a result."
     return (
         f"{facts['device']}, {facts['cores']} cores, kernel {facts['kernel']}, driver API "
         f"{facts['driver']}, torch {facts['torch']}"
