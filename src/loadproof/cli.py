@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -223,7 +224,7 @@ def doctor(
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     table = Table("what", "state", "found", "remedy")
     for each in findings:
-        table.add_row(each.what, each.state, each.found, each.remedy)
+        table.add_row(each.what, each.state, escape(each.found), escape(each.remedy))
     console.print(table)
     if any(each.state == "stops" for each in findings):
         raise typer.Exit(EXIT_STATUS["inconclusive"])

@@ -50,7 +50,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(folder: Path, checkpoint: Path | None = None) -> Iterator[Finding]:
-    """Look at this machine, at a folder for arms and files, and at a checkpoint if one is given."""
+    """Look at this machine, at a folder for arms, and at a checkpoint if one is given."""
     environment = describe_environment()
     yield Finding(
         "machine",

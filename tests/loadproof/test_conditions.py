@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
@@ -13,6 +13,9 @@ from loadproof.measure import conditions
 from loadproof.measure.conditions import Conditions, ConditionsWatch, marks, swapped_bytes
 from loadproof.measure.gpu import GpuConditions, GpuWatch
 from loadproof.plan.policy import load_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 POLICY = load_policy("gpu")
 QUIET = Conditions(
@@ -47,7 +50,7 @@ class Nvml:
         return ordinal
 
     def __getattr__(self, name: str) -> Any:
-        answers = {
+        answers: dict[str, Callable[[], Any]] = {
             "nvmlDeviceGetClockInfo": lambda: 1755,
             "nvmlDeviceGetPowerUsage": lambda: 123_000,
             "nvmlDeviceGetTemperature": lambda: 61,

@@ -40,7 +40,7 @@ def plan(checkpoint: Path, **changes: Any) -> TrialPlan:
     """A short trial of this environment's loader against itself."""
     policy = msgspec.structs.replace(load_policy("rehearsal"), hash_legs=1)
     ours = named_loader("weightload")
-    values = {
+    values: dict[str, Any] = {
         "policy": policy,
         "blocks": 0,
         "seed": 5,

@@ -116,7 +116,7 @@ def test_the_same_code_has_equal_weights_and_every_control(clone: Path, weights:
     assert status in {0, 3}, said
     assert "weights equal, planted bit blamed on its tensor" in said
     assert predicate["device_class"] == "rehearsal"
-    assert [each["found"] for each in predicate["controls"]] == [True]
+    assert [each["found"] for each in predicate["controls"]] == [True] * 4
     assert predicate["arms"]["A"]["digest"] == predicate["arms"]["B"]["digest"]
     timed = [leg["outcome"] for leg in predicate["legs"] if leg["purpose"] == "time"]
     assert len(timed) == 48

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,8 +24,7 @@ from loadproof.plan.schedule import ARMS, DELAYED, Turn, mirrored_blocks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Place = np.ndarray
-Draw = "Callable[[np.random.Generator, tuple[Turn, ...]], Place]"
+Place = np.ndarray[Any, Any]
 
 POLICY = load_policy("gpu")
 NOISE = 0.01
@@ -77,20 +76,20 @@ def _autocorrelated(generator: np.random.Generator, turns: tuple[Turn, ...]) -> 
 
 def _step(generator: np.random.Generator, turns: tuple[Turn, ...]) -> Place:
     at = generator.integers(0, len(turns))
-    return _independent(generator, turns) + generator.normal(0, 0.05) * (
-        np.arange(len(turns)) >= at
-    )
+    height = float(generator.normal(0, 0.05))
+    return np.asarray(_independent(generator, turns) + height * (np.arange(len(turns)) >= at))
 
 
 def _spikes(generator: np.random.Generator, turns: tuple[Turn, ...]) -> Place:
     hit = generator.random(len(turns)) < 0.05
-    return _independent(generator, turns) + hit * generator.exponential(0.2, len(turns))
+    extra = hit * generator.exponential(0.2, len(turns))
+    return np.asarray(_independent(generator, turns) + extra)
 
 
 def _periodic(period: int) -> Callable[[np.random.Generator, tuple[Turn, ...]], Place]:
     def draw(generator: np.random.Generator, turns: tuple[Turn, ...]) -> Place:
         phase = (np.arange(len(turns)) + generator.integers(0, period)) % period
-        return _independent(generator, turns) + 0.03 * (phase == 0)
+        return np.asarray(_independent(generator, turns) + 0.03 * (phase == 0))
 
     return draw
 

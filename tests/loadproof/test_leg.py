@@ -178,6 +178,7 @@ def test_a_loader_from_elsewhere_is_refused(stub: Stub) -> None:
 def test_code_that_changed_after_installation_is_refused(stub: Stub) -> None:
     """The digest of the imported package must be the installed one's."""
     request = stub(REAL)
+    assert request.site is not None
     Path(request.site, "stubloader", "more.py").write_text("x = 1\n")
     found = outcome(request)
     assert isinstance(found, Failure)

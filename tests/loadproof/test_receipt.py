@@ -88,7 +88,7 @@ def leg(purpose: Any, arm: str, **changes: Any) -> Leg:
         read_bytes=0,
         vm_hwm_bytes=1,
     )
-    values = {"block": None, "half": None, "outcome": result} | changes
+    values: dict[str, Any] = {"block": None, "half": None, "outcome": result} | changes
     cache = CacheState(state="warm", resident_bytes=8, total_bytes=8)
     memory = MemoryPeaks(samples=3, gap_max_s=0.02, process_rss_bytes=5 << 20)
     conditions = Conditions(
@@ -102,7 +102,7 @@ def leg(purpose: Any, arm: str, **changes: Any) -> Leg:
         purpose=purpose,
         arm=arm,
         cache=cache,
-        **({"conditions": conditions, "memory": memory} | values),
+        **{"conditions": conditions, "memory": memory, **values},
     )
 
 
