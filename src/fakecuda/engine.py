@@ -91,7 +91,7 @@ class Engine:
     def progress(self) -> None:
         """Let the device run ahead as far as the schedule wants."""
         while not self._late:
-            heads = [head for head in self._heads() if not head.lingers]
+            heads = self._heads()
             answer = self._choices.pick("progress", len(heads) + 1) if heads else 0
             if answer == 0:
                 return
@@ -174,12 +174,12 @@ class Engine:
             self._lock.acquire()
 
     def _heads(self) -> list[Op]:
-        """The operations that could run now, one for each stream that has one."""
+        """The operations that could run now of themselves, one for each stream that has one."""
         heads = []
         for stream in self._order.streams:
             if stream.queue:
                 op = stream.queue[0]
-                if not op.running and _may_start(op):
+                if not (op.running or op.lingers) and _may_start(op):
                     heads.append(op)
         return heads
 
@@ -211,6 +211,8 @@ class Engine:
         """Run one piece of the operation at the head of its stream."""
         start, count = op.offset, min(op.piece, op.nbytes - op.offset)
         op.running = True
+        if start == 0:
+            op.began_in_call = self.call
         try:
             if op.failure is not None:
                 self.failure = self.failure or op.failure
@@ -242,7 +244,6 @@ class Engine:
 
     def _end(self, op: Op) -> None:
         op.done = True
-        op.ended_in_call = self.call
         op.ended_ms = self._time_ms
         op.waits_for = op.keepers = ()
         stream = op.stream
@@ -255,7 +256,9 @@ class Engine:
 
 
 def _may_start(op: Op) -> bool:
-    return all(other.done for other in op.waits_for) and (op.ready is None or op.ready())
+    if op.waits_for and not all(other.done for other in op.waits_for):
+        return False
+    return op.ready is None or op.ready()
 
 
 def _nothing() -> None:

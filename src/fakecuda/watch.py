@@ -59,7 +59,8 @@ class HostWatch:
 
     def ended(self, op: Op, during_call: int) -> None:
         """The host learns that the copy is done: compare once more, then let go."""
-        if op.ended_in_call != during_call:
+        # Within one call the host has had no time to write.
+        if op.began_in_call != during_call:
             self._compare_all(op)
         self.forget(op)
 

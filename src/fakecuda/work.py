@@ -69,7 +69,7 @@ class Op:
         ready: Answers whether it may run, for a wait on a memory value.
         action: What it does, for kinds that move no bytes.
         failure: What it fails with when it runs.
-        ended_in_call: During which driver call it ended.
+        began_in_call: During which driver call its first piece ran.
         clock: By stream number, up to which sequence work is ordered before it.
     """
 
@@ -95,7 +95,7 @@ class Op:
     failure: CUresult | None = None
     running: bool = False
     done: bool = False
-    ended_in_call: int = 0
+    began_in_call: int = 0
     ended_ms: float = 0.0
     stream: "Stream" = field(init=False)
     sequence: int = 0

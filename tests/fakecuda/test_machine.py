@@ -1,8 +1,9 @@
-"""A state machine: whatever a careful program does, in whatever schedule, is right.
+"""State machines: a careful program is always right, one wrong move is always reported.
 
-The machine keeps its own model of what every byte must be and of what the host may
-assume, makes only moves that are allowed by it, and lets Hypothesis decide both the
-program and the schedule. The fake must deliver the model's bytes and report nothing.
+A machine keeps its own model of what every byte must be and of what the host may
+assume, and lets Hypothesis decide both the program and the schedule. The fake must
+deliver the model's bytes and report nothing; where the other machine does one thing
+that the model forbids, it must report that and nothing else.
 """
 
 import ctypes
@@ -49,21 +50,17 @@ class CarefulProgram(RuleBasedStateMachine):
         ok(self.cu.cuCtxSetCurrent(ok(self.cu.cuDevicePrimaryCtxRetain(0))))
         self.streams = [ok(self.cu.cuStreamCreate(flag)) for flag in flags]
         self.buffers: list[Buffer] = []
+        self.expected: set[str] = set()
 
     @rule(target=devices)
     def new_device(self) -> Buffer:
         """Allocate device memory."""
-        buffer = Buffer(ok(self.cu.cuMemAlloc(_BYTES)), None)
-        self.buffers.append(buffer)
-        return buffer
+        return self._make_device()
 
     @rule(target=hosts, value=st.integers(0, 255))
     def new_host(self, value: int) -> Buffer:
         """Allocate and fill pinned memory."""
-        buffer = Buffer(ok(self.cu.cuMemHostAlloc(_BYTES, 0)), None)
-        self.buffers.append(buffer)
-        self._fill(buffer, value)
-        return buffer
+        return self._make_host(value)
 
     @rule(buffer=hosts, value=st.integers(0, 255))
     def refill(self, buffer: Buffer, value: int) -> None:
@@ -144,9 +141,9 @@ class CarefulProgram(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "cu"))
     @invariant()
-    def nothing_is_reported(self) -> None:
-        """A careful program breaks no rule."""
-        assert self.cu.hazards == ()
+    def reports_are_right(self) -> None:
+        """Nothing is reported but what was done wrong on purpose."""
+        assert {hazard.id for hazard in self.cu.hazards} <= self.expected
 
     def teardown(self) -> None:
         """Wait, compare every buffer with the model, and give everything back."""
@@ -167,7 +164,19 @@ class CarefulProgram(RuleBasedStateMachine):
         for stream in self.streams:
             ok(self.cu.cuStreamDestroy(stream))
         ok(self.cu.cuDevicePrimaryCtxRelease(0))
-        self.cu.close()
+        self.cu.close(check=False)
+        self.reports_are_right()
+
+    def _make_device(self) -> Buffer:
+        buffer = Buffer(ok(self.cu.cuMemAlloc(_BYTES)), None)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _make_host(self, value: int) -> Buffer:
+        buffer = Buffer(ok(self.cu.cuMemHostAlloc(_BYTES, 0)), None)
+        self.buffers.append(buffer)
+        self._fill(buffer, value)
+        return buffer
 
     def _fill(self, buffer: Buffer, value: int) -> None:
         ctypes.memset(buffer.address, value, _BYTES)
@@ -188,5 +197,80 @@ class CarefulProgram(RuleBasedStateMachine):
         self.buffers.remove(buffer)
 
 
-CarefulProgram.TestCase.settings = settings(max_examples=200, stateful_step_count=25)
+class CarelessProgram(CarefulProgram):
+    """The same, with one wrong move somewhere, which must be reported in every schedule."""
+
+    @rule(
+        which=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        stream=st.sampled_from((0, 1)),
+        at=st.integers(0, _BYTES - 1),
+        to_device=st.booleans(),
+    )
+    def write_too_early(
+        self, which: tuple[int, int], stream: int, at: int, *, to_device: bool
+    ) -> None:
+        """The host writes a byte of a buffer under a copy."""
+        host, device = self._some(which)
+        if not self._may_err(stream, host, device, reads_device=not to_device):
+            return
+        if to_device:
+            self.upload(source=host, destination=device, stream=stream)
+        else:
+            self.download(source=device, destination=host, stream=stream)
+        block = self.cu._memory.find(host.address)
+        if len(self.cu._engine.touching(block)) > 1:
+            # Under several copies at once, a change may be the doing of any of them.
+            return
+        ctypes.c_uint8.from_address(host.address + at).value ^= 1
+        self._caught("PIN-REUSE-BEFORE-COPY" if to_device else "WRITE-BEFORE-DONE")
+
+    @rule(stream=st.sampled_from((0, 1)), frees_host=st.booleans())
+    def free_too_early(self, stream: int, *, frees_host: bool) -> None:
+        """One end of a copy is freed before it is known to be done."""
+        host, device = self._make_host(1), self._make_device()
+        if self._may_err(stream, host, device):
+            self.upload(source=host, destination=device, stream=stream)
+            gone, free = (host, "cuMemFreeHost") if frees_host else (device, "cuMemFree")
+            ok(getattr(self.cu, free)(gone.address))
+            self.buffers.remove(gone)
+            self._caught("FREE-WHILE-PENDING")
+
+    @rule(which=st.tuples(st.integers(0, 3), st.integers(0, 3)), stream=st.sampled_from((0, 1)))
+    def clear_on_the_wrong_stream(self, which: tuple[int, int], stream: int) -> None:
+        """A fill is not ordered after the other stream's work on its target."""
+        host, device = self._some(which)
+        if self._may_err(stream, host, device):
+            self.upload(source=host, destination=device, stream=stream)
+            other = self.streams[1 - stream]
+            ok(self.cu.cuMemsetD8Async(device.address, 0, _BYTES, other))
+            self._caught("WRITE-BEFORE-DONE")
+
+    def _some(self, which: tuple[int, int]) -> tuple[Buffer, Buffer]:
+        """A host and a device buffer: old ones if there are so many, else new ones."""
+        on_device = [buffer for buffer in self.buffers if buffer.address >> 48]
+        on_host = [buffer for buffer in self.buffers if not buffer.address >> 48]
+        host = on_host[which[0]] if which[0] < len(on_host) else self._make_host(1)
+        device = on_device[which[1]] if which[1] < len(on_device) else self._make_device()
+        return host, device
+
+    def _may_err(
+        self, stream: int, host: Buffer, device: Buffer, *, reads_device: bool = False
+    ) -> bool:
+        """Whether the move before the wrong one is right, and nothing was wrong yet."""
+        readable = device.data is not None or not reads_device
+        return readable and not self.expected and self._may_touch(stream, host, device)
+
+    def _caught(self, hazard: str) -> None:
+        """The wrong move is reported, now or when everything has been awaited."""
+        self.expected = {hazard}
+        self.await_all()
+        assert {found.id for found in self.cu.hazards} == self.expected
+        # Whose bytes are right after a race is nobody's business.
+        for buffer in self.buffers:
+            buffer.data = None
+
+
+CarefulProgram.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
+CarelessProgram.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
 TestCarefulProgram = CarefulProgram.TestCase
+TestCarelessProgram = CarelessProgram.TestCase

@@ -255,10 +255,12 @@ class Machine:
         """
         self._pass_gate(row.gate)
         strikes = self.faults.strike(row.name, row.gate)
-        error = next((f.error for f in strikes if f.error is not None and not f.deferred), None)
+        error = None
         for strike in strikes:
             self._delay(strike)
-        in_context = row.gate in {Gate.OWNER, Gate.CONTEXT}
+            if not strike.deferred:
+                error = error or strike.error
+        in_context = row.gate is Gate.CONTEXT or row.gate is Gate.OWNER
         if error is None and in_context:
             error = self._earlier_failure()
         if error is not None:
