@@ -106,7 +106,7 @@ def make_checkpoint(folder: Path, gigabytes: float) -> None:
 def make_repository(folder: Path, bundle: Path | None, pause_s: float, percent: float) -> None:
     """Make a repository with the branches `main`, `paused` and `slower`."""
     if bundle is not None:
-        source = str(bundle)
+        source = str(bundle.resolve())
     elif (ROOT / ".git").exists():
         source = str(ROOT)
     else:
@@ -116,8 +116,8 @@ def make_repository(folder: Path, bundle: Path | None, pause_s: float, percent: 
         commit_all(folder, "the files as they are here")
         source = ""
     if source:
-        git(folder.parent, "clone", "--quiet", source, str(folder))
-        git(folder, "checkout", "--quiet", "-B", "main", "HEAD")
+        git(folder.parent, "clone", "--quiet", "--no-checkout", source, str(folder))
+        git(folder, "checkout", "--quiet", "-B", "main", "origin/main")
     path = folder / "src" / "weightload" / "__init__.py"
     text = path.read_text("utf-8")
     if text.count(PUBLIC_NAME) != 1:
