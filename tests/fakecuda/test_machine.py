@@ -218,6 +218,7 @@ class CarelessProgram(CarefulProgram):
         else:
             self.download(source=device, destination=host, stream=stream)
         block = self.cu._memory.find(host.address)
+        assert block is not None
         if len(self.cu._engine.touching(block)) > 1:
             # Under several copies at once, a change may be the doing of any of them.
             return
