@@ -105,9 +105,14 @@ def league_rows(record: LeagueRecord) -> Iterator[tuple[str, ...]]:
         if line.against_first is not None:
             found = line.against_first
             ratio = f"{math.exp(found.estimate):.2f}x"
+            enough = found.confidence >= record.policy.confidence
             interval = (
-                f"{math.exp(found.low):.2f}x to {math.exp(found.high):.2f}x "
-                f"({found.confidence:.1%})"
+                "too few blocks"
+                if not enough
+                else (
+                    f"{math.exp(found.low):.2f}x to {math.exp(found.high):.2f}x "
+                    f"({found.confidence:.1%})"
+                )
             )
         yield (
             line.name,
