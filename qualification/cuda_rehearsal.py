@@ -1,4 +1,4 @@
-"""Everything the harness promises on a GPU, in one sitting of a few minutes.
+"""Everything the harness promises on a GPU, in one run of a few minutes.
 
     python -m qualification.cuda_rehearsal --out OUT
 
@@ -130,7 +130,7 @@ def make_repository(folder: Path, bundle: Path | None, pause_s: float, percent: 
     git(folder, "checkout", "--quiet", "main")
 
 
-class Sitting:
+class Rehearsal:
     """The stages, and the clock that they share."""
 
     def __init__(self, out: Path, device: str, minutes: float) -> None:
@@ -161,32 +161,34 @@ class Sitting:
         print(f"[{self.left_s():6.1f} s left, {self.leg_s():.1f} s a leg] {text}", flush=True)
 
 
-def run_trial(sitting: Sitting, repository: Path, checkpoint: Path, name: str, job: Job) -> None:
+def run_trial(
+    rehearsal: Rehearsal, repository: Path, checkpoint: Path, name: str, job: Job
+) -> None:
     """Run one trial, if there is time for it, and keep its receipt and page under its name."""
     legs = 2 + len(CONTROLS) + 8 * (job.blocks or 0)
-    if legs * sitting.leg_s() > sitting.left_s():
-        sitting.say(f"{name}: not run: {legs} legs do not fit into the time that is left")
+    if legs * rehearsal.leg_s() > rehearsal.left_s():
+        rehearsal.say(f"{name}: not run: {legs} legs do not fit into the time that is left")
         return
     with tempfile.TemporaryDirectory() as folder:
         fitted = msgspec.structs.replace(
             job, project=repository, checkpoint=checkpoint, out=Path(folder)
         )
-        predicate = qualify(fitted, sitting.progress).statement.predicate
+        predicate = qualify(fitted, rehearsal.progress).statement.predicate
         for suffix in ("json", "html"):
             stem = "receipt" if suffix == "json" else "report"
-            shutil.copyfile(Path(folder, f"{stem}.{suffix}"), sitting.out / f"{name}.{suffix}")
+            shutil.copyfile(Path(folder, f"{stem}.{suffix}"), rehearsal.out / f"{name}.{suffix}")
     found = predicate.conclusion
     missed = [each.name for each in predicate.controls if not each.found]
-    sitting.say(
+    rehearsal.say(
         f"{name}: {found.verdict.outcome}, weights {found.weights}, {len(predicate.controls)} "
         f"controls, missed {missed}, exit status {predicate.exit_status}"
     )
     for reason in found.reasons:
-        sitting.say(f"  {reason.code}: {reason.sentence}")
+        rehearsal.say(f"  {reason.code}: {reason.sentence}")
 
 
 def run_league(
-    sitting: Sitting, checkpoint: Path, loaders: list[str], blocks: int, policy: str
+    rehearsal: Rehearsal, checkpoint: Path, loaders: list[str], blocks: int, policy: str
 ) -> None:
     """Run as many loaders as there is time for; ours comes first."""
     able = []
@@ -194,28 +196,28 @@ def run_league(
         try:
             named_loader(name)
         except ArmError as error:
-            sitting.say(f"league: {error}")
+            rehearsal.say(f"league: {error}")
         else:
             able.append(name)
-    room = int(sitting.left_s() / (1.3 * sitting.leg_s() * (1 + 2 * blocks)))
+    room = int(rehearsal.left_s() / (1.3 * rehearsal.leg_s() * (1 + 2 * blocks)))
     for name in able[max(room, 0) :]:
-        sitting.say(f"league: {name}: not run: no time was left")
+        rehearsal.say(f"league: {name}: not run: no time was left")
     if room < 1:
         return
     with tempfile.TemporaryDirectory() as folder:
         job = LeagueJob(
             loaders=tuple(able[:room]),
             checkpoint=checkpoint,
-            device=sitting.device,
+            device=rehearsal.device,
             out=Path(folder),
             policy=policy,
             blocks=blocks,
             seed=3,
         )
-        compare(job, sitting.progress)
+        compare(job, rehearsal.progress)
         for suffix in ("json", "md", "html"):
-            shutil.copyfile(Path(folder, f"league.{suffix}"), sitting.out / f"league.{suffix}")
-    print((sitting.out / "league.md").read_text("utf-8"), flush=True)
+            shutil.copyfile(Path(folder, f"league.{suffix}"), rehearsal.out / f"league.{suffix}")
+    print((rehearsal.out / "league.md").read_text("utf-8"), flush=True)
 
 
 def main(  # noqa: PLR0913, PLR0917 -- a command line has as many options as it has
@@ -236,21 +238,21 @@ def main(  # noqa: PLR0913, PLR0917 -- a command line has as many options as it 
 ) -> None:
     """Run the stages."""
     out.mkdir(parents=True, exist_ok=True)
-    sitting = Sitting(out, device, minutes)
+    rehearsal = Rehearsal(out, device, minutes)
     known = [name for name in loaders.split(",") if name.partition("?")[0] in LOADERS]
-    with tempfile.TemporaryDirectory(prefix="loadproof-sitting-") as folder:
+    with tempfile.TemporaryDirectory(prefix="loadproof-rehearsal-") as folder:
         repository, checkpoint = Path(folder, "repository"), Path(folder, "checkpoint")
         make_repository(repository, bundle, pause_s, percent)
         make_checkpoint(checkpoint, gigabytes)
         policy = Path(folder, "cuda-rehearsal.toml")
         values = msgspec.to_builtins(load_policy("gpu")) | SHARED_HOST
         policy.write_text("".join(f"{k} = {v}\n" for k, v in values.items() if k != "name"))
-        sitting.say("repository and checkpoint are made")
+        rehearsal.say("repository and checkpoint are made")
         same = "paused" if pause_s else "main"
         candidates = {"equal": same, "slower": "slower"}
         for number, name in enumerate(only.split(",")):
             if name == "league":
-                run_league(sitting, checkpoint, known, league_blocks, str(policy))
+                run_league(rehearsal, checkpoint, known, league_blocks, str(policy))
                 continue
             job = Job(
                 project=repository,
@@ -265,9 +267,9 @@ def main(  # noqa: PLR0913, PLR0917 -- a command line has as many options as it 
                 options={"route": route},
             )
             try:
-                run_trial(sitting, repository, checkpoint, name, job)
+                run_trial(rehearsal, repository, checkpoint, name, job)
             except LoadproofError as error:
-                sitting.say(f"{name}: {error}")
+                rehearsal.say(f"{name}: {error}")
     sys.stdout.flush()
 
 

@@ -9,7 +9,6 @@ that is raised, and every thread is joined and every copy awaited before it is.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
@@ -142,15 +141,22 @@ class Upload:
             tally.add_to(self._report)
 
     def _bring(self, carrier: Carrier, batch: Sequence[Span], tally: _Tally) -> None:
-        hasher = None
-        with ExitStack() as finishing:
-            if self._verifier is not None:
-                hasher = self._verifier.hasher(carrier.work.records)
-                finishing.callback(hasher.finish)
-            for span in batch:
-                if self._reached is not None:
-                    self._reached(carrier.work.shard, span.offset)
-                carrier.bring(span, hasher, tally)
+        if self._verifier is None:
+            self._bring_spans(carrier, batch, None, tally)
+            return
+        hasher = self._verifier.hasher(carrier.work.records)
+        try:
+            self._bring_spans(carrier, batch, hasher, tally)
+        finally:
+            hasher.finish()
+
+    def _bring_spans(
+        self, carrier: Carrier, batch: Sequence[Span], hasher: BatchHasher | None, tally: _Tally
+    ) -> None:
+        for span in batch:
+            if self._reached is not None:
+                self._reached(carrier.work.shard, span.offset)
+            carrier.bring(span, hasher, tally)
 
     def _on_moved(self, nbytes: int) -> None:
         with self._lock:
