@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformers import LlamaConfig, LlamaForCausalLM
+
 import fakecuda
 import weightload
 from fixtures.checkpoints import decoder, write_checkpoint
@@ -45,6 +47,26 @@ def test_the_example_of_a_load_runs(
     exec(example, {})  # noqa: S102 - README is ours
     fake.close()
     assert "stream" in capsys.readouterr().out
+
+
+def test_the_example_of_a_model_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first example of all loads a model; only the device is the fake one."""
+    (example,) = [text for text in blocks("python") if "load_model(" in text]
+    assert README.index(example) == min(README.index(text) for text in blocks("python"))
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "path/to/model")
+    monkeypatch.chdir(tmp_path)
+    fake = fakecuda.FakeCuda()
+    real = weightload.load_model
+    monkeypatch.setattr(weightload, "load_model", lambda *a, **k: real(*a, driver=fake, **k))
+    exec(example, {})  # noqa: S102 - README is ours
+    fake.close()
+    assert capsys.readouterr().out.strip()
 
 
 def test_the_example_of_the_fake_catches_its_bug(tmp_path: Path) -> None:
