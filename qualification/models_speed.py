@@ -24,20 +24,18 @@ from typing import Annotated, Any
 
 import typer
 
+from qualification.legs import Leg, run_apart
 from qualification.models_leg import ARMS, make_model, run_leg
 from qualification.models_table import table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-LEG_TIMEOUT_S = 120
 # The server imports what every arm needs and forks the legs. It must not touch CUDA, which
 # torch's own question whether there is a device would do; asked by NVML it does not.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["qualification.models_leg"])
 _SPAWN = multiprocessing.get_context("spawn")
-
-Leg = dict[str, Any]
 
 
 @app.command()
@@ -65,12 +63,12 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     start: Any = _SERVER
     probe = {"section": "probe", "folder": str(folder), "device": device}
-    if "failed" in _in_process(probe, start):
+    if "failed" in run_apart(start, run_leg, probe):
         # Some import touched CUDA after all: legs then import everything themselves.
         start = _SPAWN
     if not (folder / "config.json").exists():
         recipe = {"section": "make", "folder": str(folder), "layers": layers, "seed": seed}
-        made = _in_process(recipe, start)
+        made = run_apart(start, run_leg, recipe)
         if "failed" in made:
             raise SystemExit(f"the model could not be made: {made['failed']}")
     samples: list[Leg] = []
@@ -78,7 +76,9 @@ def run(
         if time.monotonic() - begun > budget_s:
             samples.append(leg | {"failed": "no time left"})
             continue
-        samples.append(leg | _in_process(leg | {"folder": str(folder), "device": device}, start))
+        samples.append(
+            leg | run_apart(start, run_leg, leg | {"folder": str(folder), "device": device})
+        )
         typer.echo(json.dumps(samples[-1]))
         (out / "samples.json").write_text(json.dumps(samples, indent=1))
     text = table(samples)
@@ -101,25 +101,6 @@ def _legs(blocks: int, order: random.Random) -> list[Leg]:
                     for arm in sequence
                 ]
     return legs
-
-
-def _in_process(spec: Leg, start: Any) -> Leg:  # noqa: ANN401 - either context
-    """Run one leg in a process of its own."""
-    ours, theirs = start.Pipe(duplex=False)
-    process = start.Process(target=run_leg, args=(spec, theirs))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(LEG_TIMEOUT_S):
-            return {"failed": f"no result after {LEG_TIMEOUT_S} s"}
-        result: Leg = ours.recv()
-    except EOFError:
-        return {"failed": "the process ended without a result"}
-    else:
-        return result
-    finally:
-        process.kill()
-        process.join()
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ import typer
 
 from fixtures.checkpoints import RECIPES
 from loadproof.loaders import PEERS
+from qualification.legs import Leg, run_apart
 from qualification.speed_leg import run_leg
 from qualification.speed_table import table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-LEG_TIMEOUT_S = 120
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["qualification.speed_leg"])
 WARM_PEERS = (
@@ -38,8 +38,6 @@ WARM_PEERS = (
     "runai",
     "touch",
 )
-
-Leg = dict[str, Any]
 
 
 def _load(section: str, arm: str, recipe: str = "base", **options: Any) -> Leg:  # noqa: ANN401 - options of the loader
@@ -110,7 +108,7 @@ def run(
                     spec = leg | {"cache": cache, "folder": str(folder / leg["recipe"])}
                     if leg["arm"] == "safetensors-prefetch":
                         spec["site"] = prefetch_site
-                    result = _run_leg(spec)
+                    result = run_apart(_SERVER, run_leg, spec)
                     samples.append(leg | {"block": block, "half": half} | result)
                     typer.echo(json.dumps(samples[-1]))
     out.mkdir(parents=True, exist_ok=True)
@@ -118,29 +116,6 @@ def run(
     text = table(samples)
     (out / "table.md").write_text(text)
     typer.echo(text)
-
-
-def _run_leg(spec: Leg) -> Leg:
-    """Run one leg in a process of its own, forked from a server that has imported torch.
-
-    The server never touches CUDA, so every leg makes its own context and loads once.
-    """
-    ours, theirs = _SERVER.Pipe(duplex=False)
-    process = _SERVER.Process(target=run_leg, args=(spec, theirs))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(LEG_TIMEOUT_S):
-            return {"failed": f"no result after {LEG_TIMEOUT_S} s"}
-        result: Leg = ours.recv()
-    except EOFError:
-        # A peer that fails is a result; it is shown, and no ratio is made of it.
-        return {"failed": "the process ended without a result"}
-    else:
-        return result
-    finally:
-        process.kill()
-        process.join()
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-import weightload
 from loadproof.judge.conclusion import required_controls
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.measure.messages import Result
@@ -138,8 +136,6 @@ def test_read_ahead_off_is_main_and_default_is_judged(
     device_class: DeviceClass, checkpoint: Path, tmp_path: Path
 ) -> None:
     """Read-ahead off and at its default, on the same code, each with its own receipt."""
-    if "read_ahead" not in inspect.signature(weightload.load).parameters:
-        pytest.skip("weightload.load has no read_ahead in this version")
     off = "main?read_ahead=0"
     same = run(device_class, checkpoint, tmp_path / "off", baseline=off, candidate=off)
     assert same.conclusion.verdict.outcome == "no-gain"

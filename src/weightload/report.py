@@ -15,7 +15,31 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class LoadReport:
+class Phases:
+    """Wall time by phase; the base of every report.
+
+    Attributes:
+        phases_s: wall time of each phase; phases may overlap, `total` is the whole call.
+    """
+
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the body under `name`."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - begun
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as data that JSON can hold."""
+        return asdict(self)
+
+
+@dataclass
+class LoadReport(Phases):
     """One load, counted.
 
     Attributes:
@@ -46,7 +70,6 @@ class LoadReport:
         released: what was given back to the page cache at the end, if anything.
         limits: rates measured right after the load, in GB/s, and the fraction reached.
         quarantined_slots: slots set aside because something about their copies failed.
-        phases_s: wall time of each phase; phases may overlap, `total` is the whole call.
     """
 
     device: str = ""
@@ -74,17 +97,3 @@ class LoadReport:
     released: Released | None = None
     limits: dict[str, float] = field(default_factory=dict)
     quarantined_slots: int = 0
-    phases_s: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time the body under `name`."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - begun
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as data that JSON can hold."""
-        return asdict(self)

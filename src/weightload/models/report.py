@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from weightload.report import Phases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from weightload.report import LoadReport
 
 
 @dataclass
-class ModelReport:
+class ModelReport(Phases):
     """One call of `load_model` or `move_model`, at the model as `weightload_report`.
 
     Attributes:
@@ -29,7 +27,6 @@ class ModelReport:
         unexpected: tensors of the checkpoint that the model has no use for, allowed by name.
         mismatched: weights of another shape than the checkpoint's, allowed by name.
         load: the report of the upload; None where there was none.
-        phases_s: wall time of each phase; `total` is the whole call.
     """
 
     how: Literal["fast", "from_pretrained"] = "fast"
@@ -43,17 +40,3 @@ class ModelReport:
     unexpected: tuple[str, ...] = ()
     mismatched: tuple[str, ...] = ()
     load: LoadReport | None = None
-    phases_s: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time the body under `name`."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - begun
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as data that JSON can hold."""
-        return asdict(self)
