@@ -203,8 +203,10 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     scratch = project.parent / "scratch"
     scratch.mkdir()
     options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
+    # A shell starts background jobs with SIGINT ignored; the harness must not inherit that.
+    program = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "loadproof"]
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "loadproof", "qualify", *options],
+        [*program, "qualify", *options],
         cwd=project,
         stderr=subprocess.PIPE,
         text=True,

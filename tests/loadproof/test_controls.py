@@ -177,6 +177,7 @@ class Machine:
             ),
             report=None,
             device_to_host_copies=0,
+            audited_bytes=8,
             read_bytes=0,
             vm_hwm_bytes=1,
             manifest=self.truth,

@@ -26,7 +26,46 @@ if TYPE_CHECKING:
 
 # Loads for real, through the loader of this repository.
 REAL = """
-    from weightload import load
+    from weightload import load as _load
+
+    def load(*arguments, **options):
+        return _load(*arguments, **options)
+    """
+LAZY = """
+    from weightload import load as _load
+
+    class Tensor:
+        def __init__(self, whole, name, like):
+            self.whole, self.name = whole, name
+            self.nbytes, self.dtype, self.shape = like.nbytes, like.dtype, like.shape
+
+        def data_ptr(self):
+            return self.whole()[self.name].data_ptr()
+
+    def load(*arguments, **options):
+        loaded = None
+
+        def whole():
+            nonlocal loaded
+            loaded = loaded or _load(*arguments, **options)
+            return loaded
+
+        with _load(*arguments, **options) as seen:
+            names = {name: Tensor(whole, name, like) for name, like in seen.items()}
+        real_close = lambda: loaded and loaded.close()
+        return type("Lazy", (dict,), {"close": lambda self: real_close()})(names)
+    """
+TWO_FACED = """
+    import sys
+    from weightload import load as _load
+
+    def load(*arguments, driver, **options):
+        loaded = _load(*arguments, driver=driver, **options)
+        if sys._getframe(1).f_locals["request"].kind == "time":
+            for tensor in loaded.values():
+                driver.cuMemsetD8(tensor.data_ptr(), 0, tensor.nbytes)
+            driver.cuCtxSynchronize()
+        return loaded
     """
 
 
@@ -38,7 +77,7 @@ def outcome(request: Request, timeout_s: float = 60.0) -> Result | Failure:
 
 
 def test_a_timing_leg_reads_nothing_back(stub: Stub) -> None:
-    """It delivers every byte, is timed, and makes no copy from device to host."""
+    """It delivers every byte, and makes no copy from device to host while it is timed."""
     found = outcome(stub(REAL))
     assert isinstance(found, Result), found
     assert found.tensors == 5
@@ -73,6 +112,58 @@ def test_a_hash_leg_finds_the_files_bytes(stub: Stub, checkpoint: Path) -> None:
     found = outcome(stub(REAL, kind="hash"))
     assert isinstance(found, Result), found
     assert found.manifest == file_manifest(tensor_places(checkpoint))
+
+
+def test_a_timing_leg_is_audited_after_its_clock(stub: Stub, checkpoint: Path) -> None:
+    """What was timed is read back afterwards; nothing was copied off the device before."""
+    truth = file_manifest(tensor_places(checkpoint))
+    found = outcome(stub(REAL, audit=truth))
+    assert isinstance(found, Result), found
+    assert found.audited_bytes == truth.nbytes()
+    assert found.audit_wrong == ()
+    assert found.device_to_host_copies == 0
+
+
+def test_a_loader_that_is_right_only_where_it_is_hashed(stub: Stub, checkpoint: Path) -> None:
+    """A loader that tells timing from hashing and spares itself the bytes is found out."""
+    truth = file_manifest(tensor_places(checkpoint))
+    found = outcome(stub(TWO_FACED, audit=truth))
+    assert isinstance(found, Result), found
+    assert found.audit_wrong
+
+
+def test_what_is_loaded_when_it_is_asked_for_is_timed(stub: Stub, checkpoint: Path) -> None:
+    """Lazy tensors are asked for their addresses inside the timed part."""
+    truth = file_manifest(tensor_places(checkpoint))
+    found = outcome(stub(LAZY, audit=truth, delay_fraction=0.0))
+    assert isinstance(found, Result), found
+    assert found.audit_wrong == ()
+    assert found.device_taken_bytes
+    assert found.device_taken_bytes >= truth.nbytes()
+
+
+def test_the_clock_is_the_harnesss_own(stub: Stub) -> None:
+    """A loader that puts another clock into the time module does not change its time."""
+    source = """
+        import time
+        time.perf_counter = lambda: 0.0
+        time.sleep = lambda seconds: None
+        from weightload import load as _load
+
+        def load(*arguments, **options):
+            return _load(*arguments, **options)
+        """
+    found = outcome(stub(source))
+    assert isinstance(found, Result), found
+    assert found.elapsed_s > 0
+
+
+def test_a_loader_of_somewhere_else_is_not_the_arms(stub: Stub) -> None:
+    """A package that hands out another one's function is refused, though its file is right."""
+    found = outcome(stub("from weightload import load"))
+    assert isinstance(found, Failure)
+    assert found.code == "wrong-code"
+    assert "outside the arm's folder" in found.sentence
 
 
 def test_a_planted_bit_is_blamed_on_its_tensor(stub: Stub, checkpoint: Path) -> None:

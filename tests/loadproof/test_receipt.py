@@ -85,6 +85,7 @@ def leg(purpose: Any, arm: str, **changes: Any) -> Leg:
         device=FAKE,
         report={"route_bytes": {"buffered": 8}, "pinned_bytes": 4096},
         device_to_host_copies=0,
+        audited_bytes=8,
         read_bytes=0,
         vm_hwm_bytes=1,
     )
@@ -159,6 +160,16 @@ def test_wrong_weights_outrank_time(change: dict[str, Any], answer: str, status:
     assert "'t'" in first.sentence or "PIN-REUSE" in first.sentence
 
 
+def test_a_timing_leg_with_other_bytes_outranks_time() -> None:
+    """A loader that is only right where it is hashed fails the trial, named."""
+    seen = trial()
+    _with(seen, 5, audit_wrong=("t",))
+    conclusion = receipt(seen).predicate.conclusion
+    assert (conclusion.answer, conclusion.weights) == ("failed", "differ")
+    assert conclusion.reasons[0].code == "audit-failed"
+    assert "'t'" in conclusion.reasons[0].sentence
+
+
 def test_a_missed_control_outranks_time() -> None:
     """A planted bit that nobody was blamed for fails the trial."""
     seen = trial()
@@ -180,6 +191,7 @@ def _with(seen: Trial, number: int, **changes: Any) -> None:
     [
         ({"hazards": ("LEAK-AT-CLOSE: x",)}, "hazard"),
         ({"device_to_host_copies": 1}, "timed-read-back"),
+        ({"audited_bytes": None}, "not-audited"),
         ({"nbytes": 7}, "bytes-missing"),
         ({"harness": "sha256:" + "0" * 64}, "harness-changed"),
         ({"device": msgspec.structs.replace(FAKE, driver_version=1)}, "device-changed"),

@@ -77,7 +77,12 @@ def conclude(
         controls_required=required_controls(plan.truth),
         doubts=[*_doubts(plan, trial), *_coverage_doubts(plan, coverage)],
     )
-    failures = [*_weight_failures(trial), *_control_failures(trial), *_copied_pages(trial)]
+    failures = [
+        *_weight_failures(trial),
+        *_audit_failures(trial),
+        *_control_failures(trial),
+        *_copied_pages(trial),
+    ]
     answer: FinalAnswer = "failed"
     if not failures:
         answer = judge_requirement(requirement, verdict, plan.policy)
@@ -115,7 +120,7 @@ def samples(legs: Sequence[Leg]) -> Iterator[TimeSample]:
 
 
 def _weights_word(plan: TrialPlan, trial: Trial) -> WeightsWord:
-    if any(each.differences for each in trial.weights):
+    if any(each.differences for each in trial.weights) or any(_audit_failures(trial)):
         return "differ"
     return "equal" if len(trial.weights) == 2 * plan.policy.hash_legs else "unknown"
 
@@ -137,6 +142,18 @@ def _weight_failures(trial: Trial) -> Iterator[Reason]:
         if each.hazards and (each.arm, "hazard") not in told:
             told.add((each.arm, "hazard"))
             yield Reason("hazard", f"Arm {each.arm}: {_first(each.hazards)}")
+
+
+def _audit_failures(trial: Trial) -> Iterator[Reason]:
+    """Name the first arm whose timing legs did not load what the files hold."""
+    for leg in trial.legs:
+        if leg.purpose == "time" and isinstance(leg.outcome, Result) and leg.outcome.audit_wrong:
+            yield Reason(
+                "audit-failed",
+                f"A timing leg of {leg.arm} had other bytes on the device than the files hold, "
+                f"first in tensor {leg.outcome.audit_wrong[0]!r}: what was timed was no load.",
+            )
+            return
 
 
 def _control_failures(trial: Trial) -> Iterator[Reason]:
@@ -187,6 +204,11 @@ def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
     hazards = next(((arm, result.hazards) for arm, result in results if result.hazards), None)
     if hazards:
         yield Reason("hazard", f"A timing leg of {hazards[0]}: {_first(hazards[1])}")
+    unaudited = [arm for arm, result in results if not result.audited_bytes]
+    if unaudited and plan.truth.nbytes():
+        yield Reason(
+            "not-audited", f"A timing leg of {unaudited[0]} was not read back afterwards."
+        )
     if any(result.nbytes != plan.truth.nbytes() for _, result in results):
         yield Reason("bytes-missing", "A timing leg delivered fewer or more bytes than the files.")
     if len({result.harness for _, result in results}) > 1:

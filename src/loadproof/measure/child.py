@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import os
 import signal
 import sys
-import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
+from random import SystemRandom
+
+# By their own names, before any loader is imported: what one puts in their place later is not
+# what measures it.
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -39,6 +44,8 @@ if TYPE_CHECKING:
     from loadproof.measure.digest import Manifest, Mismatch
 
 _PR_SET_PDEATHSIG = 1
+# Read back after the clock of a timing leg: enough to find a loader that did not load.
+_AUDIT_BYTES = 32 << 20
 
 
 class _WrongCodeError(LoadproofError):
@@ -68,9 +75,9 @@ class _Steps:
     def step(self, name: str) -> Iterator[None]:
         self.current = name
         self._channel.send(Stage(name))
-        begun = time.perf_counter()
+        begun = perf_counter()
         yield
-        self.phases_s[name] = time.perf_counter() - begun
+        self.phases_s[name] = perf_counter() - begun
 
 
 def main() -> None:
@@ -116,6 +123,12 @@ def _leg(request: Request, steps: _Steps) -> Result:
         loaded, elapsed_s = _timed_load(loader, request, device)
     after, free_after = storage_read_bytes(), device.free_bytes()
     copies = device.device_to_host_copies()
+    if request.site is not None:
+        _check_origin(request, loader)
+    audit = _Audit()
+    if request.audit is not None:
+        with steps.step("audit"):
+            audit = _audit(request.audit, device, loaded)
     seen = _look(request, steps, device, loaded) if request.kind == "hash" else _Seen()
     report = getattr(loaded, "report", None)
     sizes = [int(tensor.nbytes) for tensor in loaded.values()]
@@ -141,7 +154,36 @@ def _leg(request: Request, steps: _Steps) -> Result:
         poisoned_bytes=seen.poisoned_bytes,
         manifest=seen.manifest,
         mismatches=seen.mismatches,
+        audited_bytes=audit.nbytes,
+        audit_wrong=audit.wrong,
     )
+
+
+class _Audit(NamedTuple):
+    """What a timing leg read back after its clock had stopped."""
+
+    nbytes: int | None = None
+    wrong: tuple[str, ...] = ()
+
+
+def _audit(truth: Manifest, device: Device, loaded: Mapping[str, Any]) -> _Audit:
+    """Read back a sample of the tensors, drawn only now, so that no loader can know it.
+
+    A loader that is fast because it did not load, or that loads rightly only where it is
+    hashed, is found here.
+    """
+    wanted = {each.name: each.sha256 for each in truth.tensors if each.nbytes}
+    wrong = [] if set(loaded) == {each.name for each in truth.tensors} else ["(names)"]
+    nbytes = 0
+    names = sorted(wanted.keys() & set(loaded))
+    for name in SystemRandom().sample(names, len(names)):
+        if nbytes >= _AUDIT_BYTES:
+            break
+        (found,) = device.manifest({name: loaded[name]}).tensors
+        nbytes += found.nbytes
+        if found.sha256 != wanted[name]:
+            wrong.append(name)
+    return _Audit(nbytes, tuple(wrong))
 
 
 class _Seen(NamedTuple):
@@ -198,6 +240,28 @@ def _import_loader(request: Request) -> tuple[Callable[..., Any], str]:
     return getattr(module, function_name), _proven(package, request.digest)
 
 
+def _check_origin(request: Request, loader: Callable[..., Any]) -> None:
+    """Prove that the function that ran, and every module of its package, is the arm's.
+
+    Raises:
+        _WrongCodeError: Some of it came from elsewhere.
+    """
+    top = request.entry.partition(":")[0].partition(".")[0]
+    package = Path(request.site or "/", top).resolve()
+    files = {
+        name: getattr(module, "__file__", None)
+        for name, module in tuple(sys.modules.items())
+        if name == top or name.startswith(f"{top}.")
+    }
+    files["the loader's own function"] = inspect.getsourcefile(inspect.unwrap(loader))
+    for name, file in files.items():
+        if file is None or not Path(file).resolve().is_relative_to(package):
+            raise _WrongCodeError(
+                f"{name} came from outside the arm's folder, so another loader than the arm's "
+                "was measured."
+            )
+
+
 def _named_loader(request: Request) -> tuple[Callable[..., Any], str]:
     """Take a loader that is installed beside the harness, with its package already imported."""
     from loadproof.loaders import LOADERS  # noqa: PLC0415 -- other legs do without
@@ -221,18 +285,24 @@ def _proven(package: Path, wanted: str) -> str:
 
 
 def _timed_load(loader: Callable[..., Any], request: Request, device: Device) -> tuple[Any, float]:
-    """Load once; the clock stops when the device has everything, not when the call returns."""
-    begun = time.perf_counter()
+    """Load once; the clock stops when the device has everything, not when the call returns.
+
+    Every tensor is asked for its address before: what is only made when somebody wants it
+    is made inside the timed part.
+    """
+    begun = perf_counter()
     loaded = loader(
         request.checkpoint,
         device=device.loader_device,
         driver=device.loader_driver,
         **request.options,
     )
+    for tensor in loaded.values():
+        tensor.data_ptr()
     device.synchronize()
     if request.delay_fraction:
-        time.sleep(request.delay_fraction * (time.perf_counter() - begun))
-    return loaded, time.perf_counter() - begun
+        sleep(request.delay_fraction * (perf_counter() - begun))
+    return loaded, perf_counter() - begun
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ pieces of code, so a fault in how chunks are fed shows as one agreeing and the o
 
 from __future__ import annotations
 
-import hashlib
-import zlib
+from hashlib import sha256
 from typing import TYPE_CHECKING, Literal, TypedDict
+from zlib import crc32
 
 import msgspec
 
@@ -49,7 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def digest(self) -> str:
         """Return the hex SHA-256 over all entries: one number for all weights."""
-        return hashlib.sha256(msgspec.json.encode(self.tensors)).hexdigest()
+        return sha256(msgspec.json.encode(self.tensors)).hexdigest()
 
     def nbytes(self) -> int:
         """Return the length of all tensors together, in bytes."""
@@ -119,11 +119,11 @@ class _Digests(TypedDict):
 
 def digest_chunks(chunks: Iterable[Buffer]) -> _Digests:
     """Run both digests over a tensor's bytes, chunk by chunk."""
-    sha256, crc32 = hashlib.sha256(), 0
+    hasher, check = sha256(), 0
     for chunk in chunks:
-        sha256.update(chunk)
-        crc32 = zlib.crc32(chunk, crc32)
-    return {"sha256": sha256.hexdigest(), "crc32": crc32}
+        hasher.update(chunk)
+        check = crc32(chunk, check)
+    return {"sha256": hasher.hexdigest(), "crc32": check}
 
 
 def differences(

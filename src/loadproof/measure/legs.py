@@ -161,6 +161,7 @@ class LegRunner:
             delay_fraction=delay_fraction,
             plant=plant,
             truth=None if timing else Truth(str(setting.checkpoint), setting.truth),
+            audit=setting.truth if timing else None,
             options={**setting.options, **installed.arm.options},
         )
         prepared = cache_state.prepare(setting.shards, setting.cache)

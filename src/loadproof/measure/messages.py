@@ -100,7 +100,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What one leg has to do.
 
     Attributes:
-        kind: ``time`` loads and makes no device-to-host copy; ``hash`` loads and reads back.
+        kind: ``time`` makes no device-to-host copy before its clock has stopped, and audits a
+            random sample of the tensors after; ``hash`` loads and reads everything back.
         site: Folder with the arm's code, put first on the import path; None for a loader that
             is installed beside the harness.
         entry: Entry point of the loader, ``package.module:function``; for a loader of
@@ -112,6 +113,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         delay_fraction: Sleep for this fraction of the load's own time, inside the timed part.
         plant: What to change on the device before reading back.
         truth: What to explain wrong bytes by; only in hash legs.
+        audit: What a timing leg's tensors must be; only in timing legs.
         options: More keyword arguments for the loader.
     """
 
@@ -125,6 +127,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     delay_fraction: float = 0.0
     plant: Plant | None = None
     truth: Truth | None = None
+    audit: Manifest | None = None
     options: dict[str, Any] = {}
 
 
@@ -146,7 +149,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
         harness: Digest of the harness that measured.
         device: What the device is.
         report: The loader's own report, if it makes one.
-        device_to_host_copies: Copies off the device, where the device counts them.
+        device_to_host_copies: Copies off the device until the clock stopped, where the device
+            counts them.
         read_bytes: Bytes this process fetched from storage while loading, by the kernel.
         vm_hwm_bytes: The kernel's high-water mark of this process.
         hazards: What the fake device found wrong, in its words.
@@ -156,6 +160,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
             pattern before the load; None in timing legs.
         manifest: Digests of the device's bytes; only in hash legs.
         mismatches: What wrong bytes look like, by tensor; the first few only.
+        audited_bytes: Bytes of tensors that a timing leg read back after its clock had stopped.
+        audit_wrong: Audited tensors that were not the files'.
     """
 
     elapsed_s: float
@@ -174,6 +180,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
     poisoned_bytes: int | None = None
     manifest: Manifest | None = None
     mismatches: dict[str, Mismatch] = {}
+    audited_bytes: int | None = None
+    audit_wrong: tuple[str, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=True):

@@ -292,10 +292,11 @@ def _unsupported(predicate: Predicate) -> str | None:
         stated.sound and predicate.conclusion.weights == "equal" and len(found) > 0
     ):
         return "the requirement cannot be proven by an unsound trial"
-    if any(each.differences for each in predicate.weights) != (
-        predicate.conclusion.weights == "differ"
-    ):
-        return "the word on the weights is not that of the hash legs"
+    differ = any(each.differences for each in predicate.weights) or any(
+        isinstance(leg.outcome, Result) and leg.outcome.audit_wrong for leg in predicate.legs
+    )
+    if differ != (predicate.conclusion.weights == "differ"):
+        return "the word on the weights is not that of the hash legs and the audits"
     return None
 
 
