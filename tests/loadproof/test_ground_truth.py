@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -164,3 +165,39 @@ def test_chunks_do_not_matter(content: bytes, size: int) -> None:
     """The digests are of the bytes, however they are cut."""
     chunks = [content[at : at + size] for at in range(0, len(content), size)]
     assert digest_chunks(chunks) == digest_chunks([content])
+
+
+def _file_of(path: Path, header: bytes, data: bytes) -> None:
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+ONE = b'"dtype":"U8","shape":[2],"data_offsets":'
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "says"),
+    [
+        (b"[" * 5000, b"", "not JSON"),
+        (b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0.0,2.0]}}', b"ab", "does not fit"),
+        (b'{"a":{"dtype":"U8","shape":[2.0],"data_offsets":[0,2]}}', b"ab", "does not fit"),
+        (b'{"a\\ud800":{' + ONE + b"[0,2]}}", b"ab", "describes tensor"),
+        (b'{"a":{' + ONE + b'[0,2]},"a":{' + ONE + b"[0,2]}}", b"ab", "twice"),
+        (b'{"a":{' + ONE + b"[0,2]}}", b"abc", "1 bytes after"),
+        (b'{"a":{' + ONE + b"[1,3]}}", b"abc", "gap or an overlap"),
+        (b'{"a":{' + ONE + b'[0,2]},"b":{' + ONE + b"[0,2]}}", b"ab", "gap or an overlap"),
+    ],
+)
+def test_what_the_format_forbids_is_refused(
+    tmp_path: Path, header: bytes, data: bytes, says: str
+) -> None:
+    """Bytes whose meaning is not certain are hashed by nobody."""
+    _file_of(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(CheckpointError, match=says):
+        tensor_places(tmp_path)
+
+
+def test_a_pipe_is_refused_without_waiting_on_it(tmp_path: Path) -> None:
+    """A named pipe with the right name does not hang the reader."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        tensor_places(tmp_path)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ def shard_paths(checkpoint: Path) -> list[Path]:
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise CheckpointError(
-            f"{checkpoint} lacks {len(missing)} of the {len(paths)} shards that its index names, "
+            f"{checkpoint} lacks {len(missing)} of its {len(paths)} shards, "
             f"first {missing[0]}; download the checkpoint again."
         )
     return paths
@@ -158,8 +159,15 @@ def read_chunks(place: TensorPlace) -> Iterator[bytes]:
 
 def _indexed_names(index: Path) -> list[str]:
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted(set(_strict_json(index.read_bytes())["weight_map"].values()))
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(f"{index} is not an index of shards; download it again.") from error
     if any(not isinstance(name, str) or Path(name).name != name for name in names):
         raise CheckpointError(f"{index} names a shard outside its own folder.")
@@ -167,8 +175,10 @@ def _indexed_names(index: Path) -> list[str]:
 
 
 def _shard_places(path: Path) -> list[TensorPlace]:
-    """Parse one shard's header and check every byte range against the file's length."""
+    """Parse one shard's header and check that its tensors tile the file's data exactly."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(f"{path} is not a regular file; name the weights themselves.")
         with path.open("rb") as file:
             file_bytes = file.seek(0, 2)
             file.seek(0)
@@ -181,13 +191,35 @@ def _shard_places(path: Path) -> list[TensorPlace]:
         for name, record in header.items()
         if name != "__metadata__"
     ]
-    end = max((place.offset + place.nbytes for place in places), default=start)
+    end = start
+    for place in sorted(places, key=lambda each: (each.offset, each.nbytes)):
+        if place.offset != end:
+            raise CheckpointError(
+                f"{path} leaves a gap or an overlap before tensor {place.name!r}; write it again."
+            )
+        end += place.nbytes
     if end > file_bytes:
         raise CheckpointError(
             f"{path} is cut short: its header promises {end} bytes and it has {file_bytes}; "
             "download it again."
         )
+    if end < file_bytes:
+        raise CheckpointError(
+            f"{path} has {file_bytes - end} bytes after its last tensor; download it again."
+        )
     return places
+
+
+def _strict_json(text: bytes) -> Any:  # noqa: ANN401 -- JSON can be anything until checked
+    """Parse JSON in which no key occurs twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        mapping = dict(pairs)
+        if len(mapping) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return mapping
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def _header(file: BinaryIO, file_bytes: int, path: Path) -> tuple[dict[str, Any], int]:
@@ -204,10 +236,10 @@ def _header(file: BinaryIO, file_bytes: int, path: Path) -> tuple[dict[str, Any]
         )
     file.seek(8)
     try:
-        header = json.loads(file.read(length))
-    except ValueError as error:
+        header = _strict_json(file.read(length))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} has a header that is not JSON; download it again."
+            f"{path} has a header that is not JSON, or names a key twice; download it again."
         ) from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a header that is not an object; download it again.")
@@ -218,8 +250,16 @@ def _place(path: Path, name: str, record: Any, start: int) -> TensorPlace:  # no
     try:
         begin, end = record["data_offsets"]
         dtype, shape = record["dtype"], tuple(record["shape"])
+        name.encode("utf-8")
         bits = DTYPE_BITS[dtype] * math.prod(shape)
-        sound = 0 <= begin <= end and bits == 8 * (end - begin) and all(n >= 0 for n in shape)
+        # A bool is an int to Python; a float would fit and mean nothing.
+        whole = all(type(number) is int for number in (begin, end, *shape))
+        sound = (
+            whole
+            and 0 <= begin <= end
+            and bits == 8 * (end - begin)
+            and all(n >= 0 for n in shape)
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} describes tensor {name!r} wrongly: {error!r}.") from error
     if not sound:
