@@ -196,8 +196,9 @@ def test_what_the_format_forbids_is_refused(
         tensor_places(tmp_path)
 
 
-def test_a_pipe_is_refused_without_waiting_on_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_is_refused_without_waiting_on_it(tmp_path: Path, name: str) -> None:
     """A named pipe with the right name does not hang the reader."""
-    os.mkfifo(tmp_path / "model.safetensors")
+    os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match="not a regular file"):
         tensor_places(tmp_path)

@@ -158,6 +158,8 @@ def read_chunks(place: TensorPlace) -> Iterator[bytes]:
 
 
 def _indexed_names(index: Path) -> list[str]:
+    if not index.is_file():
+        raise CheckpointError(f"{index} is not a regular file; download the index again.")
     try:
         names = sorted(set(_strict_json(index.read_bytes())["weight_map"].values()))
     except (
