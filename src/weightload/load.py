@@ -29,9 +29,9 @@ SLOT_BYTES = 4 << 20
 SPARE_SLOTS = 4
 READ_AHEAD_BYTES = 1 << 30
 # Reading is waiting, so even two cores keep a few reads under way;
-# ten fill the link of an H200, and more only queue for Python's lock.
-_THREADS_MIN, _THREADS_MAX = 4, 10
-# Hashing takes every core there is; two slots each then make 128 MiB.
+# twelve fill the link of an H200, and more only queue for Python's lock.
+_THREADS_MIN, _THREADS_MAX = 4, 12
+# Hashing takes every core there is.
 HASHING_THREADS_MAX = 16
 
 
@@ -80,8 +80,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
             then also owns the tensors' memory; None takes the real driver and torch.
         threads: reader threads; None chooses from the processors at hand.
         slot_bytes: capacity of one slot, a multiple of 64 KiB.
-        slot_count: slots in the ring; None takes four more than threads, or two for each
-            thread with `verify`.
+        slot_count: slots in the ring; None takes four more than threads.
         system: the operating system's seam; None takes the real one.
 
     Returns:
@@ -100,7 +99,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
     hashing = verify is not None or manifest is not None
     most = HASHING_THREADS_MAX if hashing else _THREADS_MAX
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), most)
-    slot_count = slot_count or (2 * threads if hashing else threads + SPARE_SLOTS)
+    slot_count = slot_count or threads + SPARE_SLOTS
     check_slot(slot_bytes, RING_ALIGNMENT_BYTES)
     if read_ahead < 0:
         raise UsageError("read_ahead counts layers; 0 reads nothing ahead.")

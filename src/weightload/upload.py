@@ -73,6 +73,7 @@ class Upload:
         self._lock = threading.Lock()
         self._first_error: BaseException | None = None
         self._moved_bytes = 0
+        self._large_bytes = 0
 
     def run(self, carriers: Sequence[Carrier], threads: int) -> None:
         """Bring every span to the device and wait until all of it is there.
@@ -88,6 +89,8 @@ class Upload:
         if self._verifier is not None:
             # The largest first, so that no thread is left hashing it alone at the end.
             queue.sort(key=_batch_bytes, reverse=True)
+            # Half of a thread's share: a batch beyond it would decide when the last one ends.
+            self._large_bytes = sum(map(_batch_bytes, queue)) // (2 * threads)
         # One step of a list's iterator is safe from several threads without a lock.
         waiting = iter(queue)
         readers = [
@@ -144,7 +147,8 @@ class Upload:
         if self._verifier is None:
             self._bring_spans(carrier, batch, None, tally)
             return
-        hasher = self._verifier.hasher(carrier.work.records)
+        large = _batch_bytes((carrier, batch)) > self._large_bytes
+        hasher = self._verifier.hasher(carrier.work.records, large=large)
         try:
             self._bring_spans(carrier, batch, hasher, tally)
         finally:

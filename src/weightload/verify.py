@@ -1,8 +1,9 @@
 """Content verification while the bytes pass: no second read, no second copy.
 
-A digest needs a tensor's bytes in order, so with verification one thread brings a
-whole tensor while a second one hashes it, and different threads bring different ones.
-The bytes hashed are the ones in the slot that the copy engine reads.
+A digest needs a tensor's bytes in order, so with verification one thread brings and
+hashes a whole tensor, and different threads bring different ones. A tensor so large that
+the others would wait for its thread is hashed by a second one beside it. The bytes hashed
+are the ones in the slot that the copy engine reads.
 """
 
 from __future__ import annotations
@@ -45,17 +46,18 @@ class Verifier:
 
     @contextmanager
     def overlapping(self, threads: int) -> Iterator[None]:
-        """Hash in threads beside the readers while the body runs.
+        """Hash large batches in threads beside the readers while the body runs.
 
-        A reader then holds two slots at a time, so the ring needs two for each.
+        Every reader may then keep one slot while it asks for another, so the ring needs
+        one more than there are readers.
         """
         with ThreadPoolExecutor(threads, "weightload-hash") as self._pool:
             yield
         self._pool = None
 
-    def hasher(self, records: Sequence[Record]) -> BatchHasher:
+    def hasher(self, records: Sequence[Record], *, large: bool) -> BatchHasher:
         """A hasher for one batch of whole tensors of one shard."""
-        return BatchHasher(records, self._digests, self._pool)
+        return BatchHasher(records, self._digests, self._pool if large else None)
 
     def finish(self, records: Iterable[Record]) -> dict[str, str]:
         """The manifest, compared with the expected one.

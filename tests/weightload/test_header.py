@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
-from weightload.checkpoint.header import DTYPE_BITS, Header, read_header
+from weightload.checkpoint.header import (
+    DTYPE_BITS,
+    Header,
+    decode_strict_json,
+    parse_strict_json,
+    read_header,
+)
 from weightload.errors import HeaderError
 
 if TYPE_CHECKING:
@@ -195,3 +201,40 @@ def test_the_reference_keeps_a_duplicate_that_we_refuse(tmp_path: Path) -> None:
     assert reference_accepts(path)
     with pytest.raises(HeaderError, match="occurs twice"):
         parse(path.read_bytes())
+
+
+_KEYS = st.sampled_from(["a", ":", ":b", " c", "dtype", '\\"', "\\u0061", "é", "", '":'])
+_SPACE = st.sampled_from(["", "", "", " ", "\n", "\t"])
+_SCALARS = st.sampled_from(["1", "-0", "1.5", "1e999", "18446744073709551616", "NaN", '":"', '"x"'])
+
+
+@st.composite
+def json_objects(draw: st.DrawFn, depth: int = 2) -> str:
+    """The text of an object whose keys may repeat, spaced in any way."""
+    pairs = []
+    for key in draw(st.lists(_KEYS, max_size=4)):
+        nested = depth > 0 and draw(st.booleans())
+        value = draw(json_objects(depth - 1)) if nested else draw(_SCALARS)
+        name = key if key.startswith("\\") else key.replace('"', '\\"')
+        pairs.append(f'{draw(_SPACE)}"{name}"{draw(_SPACE)}:{draw(_SPACE)}{value}{draw(_SPACE)}')
+    return "{" + ",".join(pairs) + "}"
+
+
+def test_the_fast_decoder_never_differs_from_the_strict_one() -> None:
+    """Whatever repeats, and however it is spaced or escaped: the same value or an error."""
+    seen = {True: 0, False: 0}
+
+    @given(json_objects())
+    def compare(text: str) -> None:
+        try:
+            strict = repr(parse_strict_json(text.encode()))
+        except (HeaderError, ValueError):
+            seen[False] += 1
+            with pytest.raises((HeaderError, ValueError)):
+                decode_strict_json(text.encode())
+        else:
+            seen[True] += 1
+            assert repr(decode_strict_json(text.encode())) == strict
+
+    compare()
+    assert min(seen.values()) > 0

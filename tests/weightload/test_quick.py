@@ -31,6 +31,19 @@ def test_a_quick_call_goes_to_its_function_and_reports_its_code() -> None:
     assert caught.value.call == "cuEventRecord"
 
 
+@pytest.mark.parametrize(("code", "waits"), [(0, 0), (600, 1), (400, 1)])
+def test_only_an_event_that_has_not_run_is_waited_for(code: int, waits: int) -> None:
+    """Asking first saves the wait; anything but success is left to the wait to tell."""
+    fake = FakeCuda()
+    fake.cuInit(0)
+    _, context = fake.cuDevicePrimaryCtxRetain(0)
+    fake.cuCtxSetCurrent(context)
+    _, event = fake.cuEventCreate(2)
+    Driver(fake, {"cuEventQuery": lambda _event: code}).await_event(int(event))
+    made = [record["call"] for record in fake.journal.records()]
+    assert made.count("cuEventSynchronize") == waits
+
+
 def test_what_has_no_quick_form_is_called_as_always() -> None:
     """The fake and a recorder see every call."""
     fake = FakeCuda()

@@ -32,6 +32,7 @@ ENTRY_POINTS = (
     "cuEventCreate",
     "cuMemcpyHtoDAsync",
     "cuEventRecord",
+    "cuEventQuery",
     "cuEventSynchronize",
     "cuStreamWaitEvent",
     "cuStreamSynchronize",
@@ -106,6 +107,17 @@ class Driver:
         code = function(*arguments)
         if code:
             raise DriverError(name, code, self._name_of(self.cu.CUresult(code)))
+
+    def await_event(self, event: int) -> None:
+        """Wait for an event; Python's lock is let go of only when there is something to wait for.
+
+        Raises:
+            DriverError: the wait failed.
+        """
+        query = self._quick.get("cuEventQuery")
+        # Whatever is not success, an error too, is what waiting will find as well.
+        if query is None or query(event):
+            self.call("cuEventSynchronize", event)
 
     def _name_of(self, result: Any) -> str:  # noqa: ANN401 - an enumeration of the binding's
         status, name = self.cu.cuGetErrorName(result)

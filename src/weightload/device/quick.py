@@ -21,6 +21,7 @@ _SYMBOLS: dict[str, tuple[str, tuple[type, ...]]] = {
         (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p),
     ),
     "cuEventRecord": ("cuEventRecord", (ctypes.c_void_p, ctypes.c_void_p)),
+    "cuEventQuery": ("cuEventQuery", (ctypes.c_void_p,)),
 }
 
 

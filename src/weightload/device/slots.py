@@ -132,7 +132,7 @@ class Ring:
 
     def _settle(self, slot: Slot) -> None:
         try:
-            self._driver.call("cuEventSynchronize", slot.event)
+            self._driver.await_event(slot.event)
         except DriverError:
             self.quarantine(slot)
             raise
