@@ -36,18 +36,23 @@ from weightload.plan import plan_batches
 from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
-from weightload.upload import Upload
+from weightload.upload import Carrier, Upload
 from weightload.work import ShardWork
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.checkpoint.selection import Selection
     from weightload.host.system import System
     from weightload.report import LoadReport
     from weightload.verify import Verifier
+
+
+# Filling huge pages and pinning them takes longer than everything else that is done before
+# the first read; this many slots let the reads begin.
+_FIRST_SLOTS = 6
 
 
 @dataclass
@@ -69,6 +74,7 @@ class Run:
     read_ahead_bytes: int
     release: ReleaseQueue | bool | None
     measure_limits: bool
+    later_slots: int = 0
 
     def load(
         self,
@@ -79,14 +85,16 @@ class Run:
         """Run every step; arguments and errors are those of `weightload.load`."""
         report = self.report
         with report.phase("total"), Cleanup() as kept:
-            needed = -(-stored_bytes(checkpoint) // self.slot_bytes)
+            needed = max(1, -(-stored_bytes(checkpoint) // self.slot_bytes))
             with report.phase("device"):
                 gpu = Device(self.seam, self.ordinal)
                 kept.undo(gpu.close)
                 check_device(self.route, gpu.profile)
             with gpu.current(), Cleanup() as staging:
                 with report.phase("reserve"):
-                    reservation = self._begin_ring(gpu, needed, staging)
+                    reservation = self._begin_ring(
+                        gpu, max(1, min(self.slot_count, needed)), staging
+                    )
                 with report.phase("open"):
                     files = open_checkpoint(checkpoint)
                 with files:
@@ -108,19 +116,37 @@ class Run:
             closing = ExitStack() if self.from_torch else kept.pop_all()
             return Loaded(tensors, report, digests, closing)
 
-    def _begin_ring(self, gpu: Device, needed: int, staging: Cleanup) -> Reservation | None:
-        """Begin to pin the slots, no more than the files fill; mapping routes need none."""
+    def _begin_ring(self, gpu: Device, slots: int, staging: Cleanup) -> Reservation | None:
+        """Begin to pin the slots; mapping routes need none.
+
+        A discrete device is given the first few; the others follow in `_grow`.
+        """
         if self.route not in {AUTO, *STAGED_ROUTES}:
             return None
-        reservation = Reservation(
-            gpu,
-            self.system,
-            max(1, min(self.slot_count, needed)),
-            self.slot_bytes,
-            pinned=self.route != "pageable",
-        )
+        pinned = self.route != "pageable"
+        if pinned and gpu.profile.registers_ring:
+            first = min(slots, _FIRST_SLOTS)
+            self.later_slots = slots - first
+            slots = first
+        reservation = Reservation(gpu, self.system, slots, self.slot_bytes, pinned=pinned)
         staging.undo(reservation.cancel)
         return reservation
+
+    def _grow(self, gpu: Device, ring: Ring | None) -> None:
+        """Pin the slots that were left for later, while the first ones are in use."""
+        if ring is None or not self.later_slots or ring.kind == "pageable":
+            return
+        reservation = Reservation(gpu, self.system, self.later_slots, self.slot_bytes)
+        try:
+            memory = reservation.finish()
+        except BaseException:
+            reservation.cancel()
+            raise
+        self.report.fallbacks += memory.refusals
+        if memory.kind == "pageable":
+            memory.free()
+        else:
+            ring.grow(memory)
 
     def _release(self, gpu: Device, shards: Sequence[Shard]) -> None:
         """Give the pages back, or queue the shards for whoever does it later."""
@@ -164,8 +190,6 @@ class Run:
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
-            tensors = destination.tensors()
-            work = self._work(selection, destination)
         ring = None
         if reservation is not None:
             with report.phase("reserve"):
@@ -185,23 +209,41 @@ class Run:
             self.progress,
             reached=ahead.advance if ahead else None,
         )
+        work: list[ShardWork] = []
+        tensors: dict[str, Any] = {}
+
+        def carriers() -> Iterator[Carrier]:
+            for item in self._work(selection, destination):
+                work.append(item)
+                yield self._carrier(item, ring, copies, staging)
+
+        def meanwhile() -> None:
+            self._grow(gpu, ring)
+            tensors.update(destination.tensors())
+
         with report.phase("stream"):
             try:
-                carriers = [self._carrier(item, ring, copies, staging) for item in work]
                 with ahead or nullcontext(), self._hashing(ring):
-                    upload.run(carriers, self.threads)
+                    upload.run(carriers(), self._threads_for(selection), meanwhile)
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
                 raise
+        if ring is not None:
+            report.slot_count, report.pinned_bytes = len(ring.slots), ring.pinned_bytes
         report.read_ahead_bytes = ahead.read_bytes if ahead else 0
         if self.measure_limits:
             self._measure_limits(work, ring, copies)
         return tensors
 
+    def _threads_for(self, selection: Selection) -> int:
+        """No more threads than reads: a slot's bytes each, and one for a shard's last piece."""
+        reads = selection.wanted_bytes // self.slot_bytes + len(selection.shards)
+        return min(self.threads, max(1, reads))
+
     def _hashing(self, ring: Ring | None) -> AbstractContextManager[None]:
-        """Hash beside reading where the ring has a slot more than there are readers."""
-        if self.verifier is None or ring is None or len(ring.slots) <= self.threads:
+        """Hash beside reading where bytes stay in slots until they are hashed."""
+        if self.verifier is None or ring is None:
             return nullcontext()
         return self.verifier.overlapping(self.threads)
 
@@ -228,10 +270,9 @@ class Run:
         reached = self.report.wanted_bytes / self.report.phases_s["stream"] / 1e9
         self.report.limits = limits | {"fraction_reached": reached / min(limits.values())}
 
-    def _work(self, selection: Selection, destination: Destination) -> list[ShardWork]:
-        """Give each shard its route, its plan and its tensors' addresses."""
+    def _work(self, selection: Selection, destination: Destination) -> Iterator[ShardWork]:
+        """Give each shard, when it is due, its route, its plan and its tensors' addresses."""
         addresses = iter(destination.addresses)
-        work = []
         for shard, records in selection.shards:
             decision = decide(self.route, shard, self.system)
             self.report.decisions.append(decision)
@@ -248,8 +289,7 @@ class Run:
                 )
             )
             ours = list(islice(addresses, len(records)))
-            work.append(ShardWork(shard, records, ours, decision.route, alignment, batches))
-        return work
+            yield ShardWork(shard, records, ours, decision.route, alignment, batches)
 
     def _carrier(
         self, work: ShardWork, ring: Ring | None, copies: Copies, closing: Cleanup
@@ -268,9 +308,8 @@ class Run:
         report.tensors = sum(len(part.records) for part in selection.shards)
         report.wanted_bytes = selection.wanted_bytes
         if ring is not None:
-            memory = ring.memory
-            report.slot_count, report.slot_bytes = memory.slot_count, self.slot_bytes
-            report.ring_memory, report.pinned_bytes = memory.kind, memory.pinned_bytes
-            report.fallbacks += memory.refusals
+            report.slot_count, report.slot_bytes = len(ring.slots), self.slot_bytes
+            report.ring_memory, report.pinned_bytes = ring.kind, ring.pinned_bytes
+            report.fallbacks += ring.memories[0].refusals
         report.device_bytes = sum(destination.slab_bytes)
         report.slabs = len(destination.slab_bytes)

@@ -62,7 +62,7 @@ class StagedCarrier:
 
     def bring(self, span: Span, hasher: BatchHasher | None, count: Count) -> None:
         """Bring one span: it is on its way when this returns."""
-        slot = self._ring.take()
+        slot = self._ring.take(hasher.finish if hasher else None)
         try:
             reads, route = self._fill(span, slot.bytes_view)
         except BaseException:

@@ -2,19 +2,21 @@
 
 Each thread takes the next batch and brings its spans in order; through the ring,
 reading one span overlaps copying the others, and the slots are the only bound on
-bytes in flight. The first error stops the others at their next batch; it is the one
+bytes in flight. The threads begin with the first carrier while the caller's thread still
+makes the others. The first error stops the others at their next batch; it is the one
 that is raised, and every thread is joined and every copy awaited before it is.
 """
 
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.device.copies import Copies
@@ -74,46 +76,73 @@ class Upload:
         self._first_error: BaseException | None = None
         self._moved_bytes = 0
         self._large_bytes = 0
+        # Batches, and at the end None for every thread.
+        self._waiting: SimpleQueue[_Batch | None] = SimpleQueue()
 
-    def run(self, carriers: Sequence[Carrier], threads: int) -> None:
+    def run(
+        self,
+        carriers: Iterable[Carrier],
+        threads: int,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Bring every span to the device and wait until all of it is there.
 
         Args:
-            carriers: one per shard, in loading order.
+            carriers: one per shard, in loading order; each is asked for when it is due.
             threads: reader threads.
+            meanwhile: called once, when every batch is waiting for the threads.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
-        queue = [(carrier, batch) for carrier in carriers for batch in carrier.work.batches]
-        if self._verifier is not None:
-            # The largest first, so that no thread is left hashing it alone at the end.
-            queue.sort(key=_batch_bytes, reverse=True)
-            # Half of a thread's share: a batch beyond it would decide when the last one ends.
-            self._large_bytes = sum(map(_batch_bytes, queue)) // (2 * threads)
-        # One step of a list's iterator is safe from several threads without a lock.
-        waiting = iter(queue)
         readers = [
-            threading.Thread(target=self._drain, args=(waiting,), name=f"weightload-{number}")
-            for number in range(min(threads, len(queue)))
+            threading.Thread(target=self._drain, name=f"weightload-{number}")
+            for number in range(threads)
         ]
         started: list[threading.Thread] = []
         try:
             for reader in readers:
                 reader.start()
                 started.append(reader)
-            for reader in started:
-                reader.join()
+            self._feed(carriers, threads)
+            meanwhile()
         except BaseException as error:
             # Ctrl-C lands here: stop the readers before anything is taken from under them.
             self._keep(error)
             raise
         finally:
-            for reader in started:
-                reader.join()
+            for _ in started:
+                self._waiting.put(None)
+            self._join(started)
             self._settle()
         if self._first_error is not None:
             raise self._first_error
+
+    def _feed(self, carriers: Iterable[Carrier], threads: int) -> None:
+        """Give the threads their batches, in order; with digests the largest first."""
+        if self._verifier is None:
+            for carrier in carriers:
+                for batch in carrier.work.batches:
+                    self._waiting.put((carrier, batch))
+            return
+        queue = [(carrier, batch) for carrier in carriers for batch in carrier.work.batches]
+        # The largest first, so that no thread is left hashing it alone at the end.
+        queue.sort(key=_batch_bytes, reverse=True)
+        # Half of a thread's share: a batch beyond it would decide when the last one ends.
+        self._large_bytes = sum(map(_batch_bytes, queue)) // (2 * threads)
+        for item in queue:
+            self._waiting.put(item)
+
+    def _join(self, readers: Sequence[threading.Thread]) -> None:
+        """Wait for the readers; Ctrl-C meanwhile stops them, and is raised when they have."""
+        try:
+            for reader in readers:
+                reader.join()
+        except BaseException as error:
+            self._keep(error)
+            for reader in readers:
+                reader.join()
+            raise
 
     def _settle(self) -> None:
         """Wait for all copies; those of a quarantined slot end with the stream at the latest."""
@@ -132,11 +161,11 @@ class Upload:
         with self._lock:
             self._first_error = self._first_error or error
 
-    def _drain(self, waiting: Iterator[_Batch]) -> None:
+    def _drain(self) -> None:
         tally = _Tally(self._on_moved if self._progress is not None else None)
         try:
             with self._device.current():
-                while self._first_error is None and (item := next(waiting, None)) is not None:
+                while (item := self._waiting.get()) is not None and self._first_error is None:
                     self._bring(*item, tally)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self._keep(error)

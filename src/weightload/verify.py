@@ -48,8 +48,7 @@ class Verifier:
     def overlapping(self, threads: int) -> Iterator[None]:
         """Hash large batches in threads beside the readers while the body runs.
 
-        Every reader may then keep one slot while it asks for another, so the ring needs
-        one more than there are readers.
+        A reader may then keep one slot while it asks for another; see `Ring.take`.
         """
         with ThreadPoolExecutor(threads, "weightload-hash") as self._pool:
             yield

@@ -205,7 +205,9 @@ def test_the_reference_keeps_a_duplicate_that_we_refuse(tmp_path: Path) -> None:
 
 _KEYS = st.sampled_from(["a", ":", ":b", " c", "dtype", '\\"', "\\u0061", "é", "", '":'])
 _SPACE = st.sampled_from(["", "", "", " ", "\n", "\t"])
-_SCALARS = st.sampled_from(["1", "-0", "1.5", "1e999", "18446744073709551616", "NaN", '":"', '"x"'])
+_SCALARS = st.sampled_from(
+    ["1", "-0", "1.5", "1e999", "18446744073709551616", "NaN", '":"', '"x"']
+)
 
 
 @st.composite

@@ -326,6 +326,44 @@ def test_partial_allocation_is_cleaned_up(model: Path, call: str, nth: int) -> N
         assert caught.value.name == "CUDA_ERROR_UNKNOWN"
 
 
+GROWN: dict[str, Any] = {"slot_bytes": SLOT, "slot_count": 9, "threads": 4}
+
+
+def test_a_discrete_ring_grows_while_its_first_slots_are_in_use(model: Path) -> None:
+    """All slots come, in two registrations, and both are given back; an integrated one has one."""
+    fake = FakeCuda("h200")
+    loaded = weightload.load(model, driver=fake, **GROWN)
+    assert (loaded.report.slot_count, loaded.report.pinned_bytes) == (9, 9 * SLOT)
+    calls = driver_calls(fake)
+    assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == 2
+    check_delivered(fake, loaded, model)
+    fake = FakeCuda("gb10")
+    loaded = weightload.load(model, driver=fake, **GROWN)
+    assert loaded.report.slot_count == 9
+    assert driver_calls(fake).count("cuMemHostAlloc") == 1
+    check_delivered(fake, loaded, model)
+
+
+def test_a_ring_that_cannot_grow_loads_with_its_first_slots(model: Path) -> None:
+    """Later pins that are refused are said, and nothing is lost or pageable."""
+    fake = FakeCuda("h200")
+    for call, nth in (("cuMemHostRegister", 2), ("cuMemHostAlloc", 1)):
+        fake.faults.fail(call, fake.CUresult.CUDA_ERROR_OUT_OF_MEMORY, nth=nth)
+    loaded = weightload.load(model, driver=fake, **GROWN)
+    assert (loaded.report.slot_count, loaded.report.pinned_bytes) == (6, 6 * SLOT)
+    assert len(loaded.report.fallbacks) == 2
+    check_delivered(fake, loaded, model)
+
+
+@pytest.mark.parametrize(("call", "nth"), [("cuMemHostRegister", 2), ("cuEventCreate", 8)])
+def test_a_ring_that_fails_while_it_grows_is_cleaned_up(model: Path, call: str, nth: int) -> None:
+    """An unknown failure of the second part ends the load, and both parts are given back."""
+    with FakeCuda("h200") as fake:
+        fake.faults.fail(call, fake.CUresult.CUDA_ERROR_UNKNOWN, nth=nth)
+        with pytest.raises(weightload.DriverError, match=call):
+            weightload.load(model, driver=fake, **GROWN)
+
+
 @pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize"])
 @pytest.mark.parametrize("nth", [1, 5])
 @pytest.mark.parametrize("stream_lost", [False, True])
@@ -451,6 +489,21 @@ def test_hashing_beside_reading_waits_for_no_slot_for_ever(model: Path, slot_cou
     expected = {n: hashlib.sha256(b).hexdigest() for n, b in file_tensors(model).items()}
     assert loaded.manifest == expected
     check_delivered(fake, loaded, model)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("slot_count", [1, 3, 4, 7])
+def test_readers_that_all_hash_beside_reading_end(tmp_path: Path, slot_count: int) -> None:
+    """Large tensors alone: a reader hands in the slot that it keeps before it waits for another."""
+    tensors = [Tensor(name, "U8", (3 * SLOT,)) for name in "abcd"]
+    write_checkpoint(tmp_path, [tensors], seed=1)
+    fake = FakeCuda("gb10")
+    loaded = weightload.load(
+        tmp_path, driver=fake, verify="sha256", slot_bytes=SLOT, slot_count=slot_count, threads=4
+    )
+    expected = {n: hashlib.sha256(b).hexdigest() for n, b in file_tensors(tmp_path).items()}
+    assert loaded.manifest == expected
+    check_delivered(fake, loaded, tmp_path)
 
 
 def test_a_changed_byte_is_refused(model: Path) -> None:

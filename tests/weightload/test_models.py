@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,7 @@ from fixtures.model_equality import differences, tensors_of
 from fixtures.models import FAMILIES
 from tests.weightload.model_support import on_fake, written
 from weightload.models.families import READ_AHEAD_LAYERS, read_ahead_layers
+from weightload.models.samples import prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -562,3 +564,11 @@ def test_a_failed_move_leaves_the_model_as_it_was() -> None:
     fake.close(check=False)
     assert {hazard.id for hazard in fake.hazards} <= {"LEAK-AT-CLOSE"}
     assert places == {name: each.data_ptr() for name, each in tensors_of(model).items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_samples_are_prepared_beside_and_never_in_the_way(device: str) -> None:
+    """The thread has ended with the body, and what fails in it is left to the real samples."""
+    with prepared(torch.device(device)):
+        pass
+    assert all(thread.name != "weightload-samples" for thread in threading.enumerate())

@@ -1,7 +1,8 @@
 """The ring: slots reserved once, and the rule for when one may be written again.
 
 Pinning costs time, so the ring is small, is reserved before the weights take their
-memory (some kernels fail pins under device-memory pressure), and never grows. A slot
+memory (some kernels fail pins under device-memory pressure). A discrete device gets its
+last slots while the first are in use: only its own memory is under pressure there. A slot
 may be written again only when its own event says that the copies out of it have run:
 to settle. A copy, event or wait that fails proves nothing about its own slot, because
 a driver call may return an earlier call's error; such a slot is quarantined, neither
@@ -30,8 +31,10 @@ from weightload.device.driver import EVENT_DISABLE_TIMING
 from weightload.errors import DriverError, RingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightload.device.driver import Driver
-    from weightload.device.pinned import RingMemory
+    from weightload.device.pinned import PinKind, RingMemory
 
 
 @dataclass(eq=False)
@@ -53,7 +56,7 @@ class Ring:
     """All slots. Safe to use from several threads.
 
     Attributes:
-        memory: where the slots lie.
+        memories: where the slots lie.
         slots: all of them, whatever their state.
         quarantined: slots set aside for good.
     """
@@ -65,31 +68,53 @@ class Ring:
             DriverError: an event could not be made; the memory was given back.
         """
         self._driver = driver
-        self.memory = memory
+        self.memories: list[RingMemory] = []
         self.slot_bytes = slot_bytes
         self.quarantined: list[Slot] = []
         self._changed = threading.Condition()
         self._closed = False
         self._waiting = 0
         self._in_flight: deque[Slot] = deque()
+        self._free: deque[Slot] = deque()
         self.slots: list[Slot] = []
         try:
-            self._make_slots()
+            self.grow(memory)
         except BaseException:
             with suppress(DriverError):
                 self.close()
             raise
-        self._free = deque(self.slots)
 
-    def _make_slots(self) -> None:
-        for number in range(self.memory.slot_count):
-            address = self.memory.address + number * self.slot_bytes
+    def grow(self, memory: RingMemory) -> None:
+        """Add the slots of more memory, which is the ring's from now on, also after an error.
+
+        Raises:
+            DriverError: an event could not be made.
+        """
+        self.memories.append(memory)
+        for number in range(memory.slot_count):
+            address = memory.address + number * self.slot_bytes
             buffer = (ctypes.c_ubyte * self.slot_bytes).from_address(address)
             event = int(self._driver.call("cuEventCreate", EVENT_DISABLE_TIMING))
-            self.slots.append(Slot(address, memoryview(buffer).cast("B"), event))
+            slot = Slot(address, memoryview(buffer).cast("B"), event)
+            self.slots.append(slot)
+            self._put(self._free, slot)
 
-    def take(self) -> Slot:
+    @property
+    def kind(self) -> PinKind:
+        """How the memory is pinned; the first part's, as later ones are pinned or not taken."""
+        return self.memories[0].kind
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that the driver pinned."""
+        return sum(memory.pinned_bytes for memory in self.memories)
+
+    def take(self, let_go: Callable[[], None] | None = None) -> Slot:
         """A slot that may be written; settles the oldest one in flight when none is free.
+
+        Args:
+            let_go: hands in the slot that the caller still keeps, if any; called before this
+                waits for others to hand in theirs.
 
         Raises:
             RingError: every slot is quarantined.
@@ -103,6 +128,8 @@ class Ring:
             try:
                 slot = self._in_flight.popleft()
             except IndexError:
+                if let_go is not None:
+                    let_go()
                 self._wait()
                 continue
             self._settle(slot)
@@ -190,7 +217,8 @@ class Ring:
         self._closed = True
         with Cleanup() as closing:
             # Undone in reverse: settle what is in flight, destroy the events, free the memory.
-            closing.undo(self._free_memory)
+            for memory in self.memories:
+                closing.undo(self._free_memory, memory)
             for slot in self.slots:
                 closing.undo(self._destroy_event, slot)
             closing.undo(self.settle_all)
@@ -199,8 +227,8 @@ class Ring:
         if slot not in self.quarantined:
             self._driver.call("cuEventDestroy", slot.event)
 
-    def _free_memory(self) -> None:
+    def _free_memory(self, memory: RingMemory) -> None:
         if self.quarantined:
-            self.memory.abandon()
+            memory.abandon()
         else:
-            self.memory.free()
+            memory.free()

@@ -9,6 +9,7 @@ is an error unless it is allowed by name.
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from weightload.models.fallback import why_not_config, why_not_keywords
 from weightload.models.families import read_ahead_layers
 from weightload.models.recipe import check_class, concrete, is_auto, read_config
 from weightload.models.report import ModelReport
+from weightload.models.samples import prepared
 from weightload.models.source import HUB_DEFAULTS, locate, weights_of
 from weightload.models.weights import LazyWeights, read_back
 from weightload.routes import check_route
@@ -200,7 +202,10 @@ class _Call:
         report = self.report
         generation_config = rest.pop("generation_config", None)
         trust = rest.get("trust_remote_code")
-        with report.phase("build"):
+        placement = self._placement()
+        device = placement.get("device_map")
+        sampling = prepared(torch.device(device)) if device else nullcontext()
+        with report.phase("build"), sampling:
             found, config = concrete(self.model_class, config, rest)
             weights = LazyWeights(files, lambda: self._upload(files))
             model, info = found.from_pretrained(
@@ -209,7 +214,7 @@ class _Call:
                 state_dict=weights,
                 dtype=weights.stored_dtype(config) if self.dtype == "auto" else self.dtype,
                 output_loading_info=True,
-                **self._placement(),
+                **placement,
                 **rest,
             )
         with report.phase("check"):
