@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightload.checkpoint.folder import open_checkpoint
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -94,6 +96,28 @@ def hashing(threads: int) -> float:
         return CHUNK_BYTES
 
     return _in_threads(threads, range(64 * threads), do)
+
+
+def hashing_tensors_s(folder: Path, threads: int) -> float:
+    """SHA-256 of tensors of a checkpoint's sizes, from memory, largest first, in seconds.
+
+    A digest is one chain that no second thread can share, so the largest tensor's may take
+    longer than all the others on the other cores.
+    """
+    with open_checkpoint(folder) as files:
+        sizes = [record.nbytes for each in files.shards for record in each.header.records]
+    content = memoryview(os.urandom(16 * CHUNK_BYTES))
+
+    def do(_number: int, nbytes: int) -> int:
+        digest = hashlib.sha256()
+        for offset in range(0, nbytes, CHUNK_BYTES):
+            first = offset % len(content)
+            digest.update(content[first : first + min(CHUNK_BYTES, nbytes - offset)])
+        digest.digest()
+        return nbytes
+
+    rate = _in_threads(threads, sorted(sizes, reverse=True), do)
+    return sum(sizes) / rate / 1e9
 
 
 def shards(folder: Path) -> list[Path]:

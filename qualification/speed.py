@@ -72,6 +72,8 @@ SECTIONS: dict[str, tuple[str, list[Leg]]] = {
             _load("shapes", "base", route="buffered"),
             _load("shapes", "many-small", "many-small", route="buffered"),
             _load("shapes", "one-large", "one-large", route="buffered"),
+            _load("shapes", "safetensors", "many-small"),
+            _load("shapes", "instanttensor", "many-small"),
         ],
     ),
     "memory": ("warm", [_load("memory", "weightload", route="buffered")]),

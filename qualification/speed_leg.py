@@ -18,7 +18,13 @@ from cuda.bindings import driver as cu
 
 import weightload
 from loadproof.loaders import PEERS
-from qualification.limits import file_reads, hashing, host_to_device, shards
+from qualification.limits import (
+    file_reads,
+    hashing,
+    hashing_tensors_s,
+    host_to_device,
+    shards,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -82,7 +88,11 @@ def _limits(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     result = {"host_to_device_gbs": host_to_device(cu)}
     if spec["section"] == "verify":
         cores = len(os.sched_getaffinity(0))
-        return result | {"hashing_gbs": hashing(cores), "hashing_one_thread_gbs": hashing(1)}
+        return result | {
+            "hashing_gbs": hashing(cores),
+            "hashing_one_thread_gbs": hashing(1),
+            "hashing_tensors_s": hashing_tensors_s(folder, cores),
+        }
     return result | {"page_cache_gbs": file_reads(folder, 12, direct=False)}
 
 

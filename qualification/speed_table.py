@@ -142,7 +142,18 @@ def _shapes(samples: list[Sample]) -> list[str]:
     base = _by_half(samples, "base", "gbs")
     small = _by_half(samples, "many-small", "gbs")
     large = _by_half(samples, "one-large", "gbs")
+    ours = _by_half(samples, "many-small", "seconds")
+    peers = [
+        _row(
+            f"60,000 tensors of 16 bytes, {peer}'s time over ours",
+            _ratios(_by_half(samples, peer, "seconds"), ours),
+            "",
+            None,
+        )
+        for peer in sorted({s["arm"] for s in samples} - {"base", "many-small", "one-large"})
+    ]
     return [
+        *peers,
         _row("60,000 tensors of 16 bytes, s", _seconds(samples, "many-small"), "", None),
         _row(
             "60,000 tensors of 16 bytes, time per byte over the base case's",
@@ -166,20 +177,21 @@ def _seconds(samples: list[Sample], arm: str) -> list[float]:
 def _verify(samples: list[Sample]) -> list[str]:
     plain = _by_half(samples, "weightload", "seconds")
     verified = _by_half(samples, "weightload-verify", "seconds")
-    hashing = _by_half(samples, "limits", "hashing_gbs")
-    nbytes = next((s["nbytes"] for s in samples if "nbytes" in s), 0)
-    added = [
-        (verified[half] - plain[half]) / (nbytes / hashing[half] / 1e9)
-        for half in verified
-        if half in plain and half in hashing
-    ]
+    rates = list(_by_half(samples, "limits", "hashing_gbs").values())
     one = list(_by_half(samples, "limits", "hashing_one_thread_gbs").values())
+    tensors = _by_half(samples, "limits", "hashing_tensors_s")
+    added = [
+        (verified[half] - plain[half]) / tensors[half]
+        for half in verified
+        if half in plain and half in tensors
+    ]
     return [
-        _row("SHA-256 on all cores, GB/s", list(hashing.values()), "", None),
+        _row("SHA-256 of equal pieces on all cores, GB/s", rates, "", None),
         _row("SHA-256 on one core, GB/s", one, "", None),
+        _row("SHA-256 of these tensors on all cores, s", list(tensors.values()), "", None),
         _row("verify, s", list(verified.values()), "", None),
         _row(
-            "verify, time added over hashing time on all cores",
+            "verify, time added over hashing these tensors on all cores",
             added,
             "at most 1",
             lambda value: value <= 1,

@@ -61,3 +61,18 @@ def test_the_command_line_starts() -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert "--blocks" in finished.stdout
+
+
+def test_what_verifying_adds_is_told_against_these_very_tensors() -> None:
+    """The limit is the time that hashing tensors of these sizes takes, in the same half block."""
+    limits = {"hashing_gbs": 20.0, "hashing_one_thread_gbs": 1.3, "hashing_tensors_s": 0.5}
+    samples = [
+        {"section": "verify", "block": 0, "half": 0} | each
+        for each in (
+            {"arm": "limits"} | limits,
+            {"arm": "weightload", "seconds": 0.2},
+            {"arm": "weightload-verify", "seconds": 0.8},
+        )
+    ]
+    cells = row(table(samples), "verify, time added over hashing these tensors on all cores")
+    assert (cells[1], cells[-1]) == ("1.2", "**no**")

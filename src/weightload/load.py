@@ -31,8 +31,6 @@ READ_AHEAD_BYTES = 1 << 30
 # Reading is waiting, so even two cores keep a few reads under way;
 # twelve fill the link of an H200, and more only queue for Python's lock.
 _THREADS_MIN, _THREADS_MAX = 4, 12
-# Hashing takes every core there is.
-HASHING_THREADS_MAX = 16
 
 
 def load(  # noqa: PLR0913 - independent keywords, each with a default
@@ -96,9 +94,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         UsageError: an argument is not one that this function takes.
     """
     system = system or System()
-    hashing = verify is not None or manifest is not None
-    most = HASHING_THREADS_MAX if hashing else _THREADS_MAX
-    threads = threads or min(max(system.cpu_count(), _THREADS_MIN), most)
+    threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
     slot_count = slot_count or threads + SPARE_SLOTS
     check_slot(slot_bytes, RING_ALIGNMENT_BYTES)
     if read_ahead < 0:
@@ -123,6 +119,6 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         read_ahead_bytes=read_ahead_bytes,
         release=release,
         measure_limits=measure_limits,
-        verifier=Verifier(manifest) if hashing else None,
+        verifier=None if verify is manifest is None else Verifier(manifest),
     )
     return run.load(checkpoint, only, into)

@@ -494,7 +494,7 @@ def test_hashing_beside_reading_waits_for_no_slot_for_ever(model: Path, slot_cou
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("slot_count", [1, 3, 4, 7])
 def test_readers_that_all_hash_beside_reading_end(tmp_path: Path, slot_count: int) -> None:
-    """Large tensors alone: a reader hands in the slot that it keeps before it waits for another."""
+    """Large tensors alone: a reader hands in the slot it keeps before it waits for another."""
     tensors = [Tensor(name, "U8", (3 * SLOT,)) for name in "abcd"]
     write_checkpoint(tmp_path, [tensors], seed=1)
     fake = FakeCuda("gb10")
