@@ -94,6 +94,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         UsageError: an argument is not one that this function takes.
     """
     system = system or System()
+    hashing = verify is not None or manifest is not None
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
     slot_count = slot_count or threads + SPARE_SLOTS
     check_slot(slot_bytes, RING_ALIGNMENT_BYTES)
@@ -119,6 +120,6 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         read_ahead_bytes=read_ahead_bytes,
         release=release,
         measure_limits=measure_limits,
-        verifier=None if verify is manifest is None else Verifier(manifest),
+        verifier=Verifier(manifest) if hashing else None,
     )
     return run.load(checkpoint, only, into)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 LARGE = [Tensor(f"layer.{n}.weight", "BF16", (1024, 1024)) for n in range(20)]
 SMALL = [Tensor(f"layer.{n}.bias", "F32", (1021,)) for n in range(20)]
 
-SETTLE = 'self._driver.call("cuEventSynchronize", slot.event)'
+SETTLE = "self._driver.await_event(slot.event)"
 LOAD = "from weightload.load import load\n"
 SLOWER = '''from weightload.load import load as _load
 
