@@ -51,7 +51,7 @@ def leg_s(checkpoint: Path) -> float:
     request = Request(
         kind="time",
         site=None,
-        entry=ours.entry,
+        entry=ours.entry or "",
         digest=ours.digest,
         checkpoint=str(checkpoint),
         device="cuda:0",

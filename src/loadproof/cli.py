@@ -34,6 +34,7 @@ from loadproof.judge.conclusion import EXIT_STATUS
 from loadproof.measure.device import Device
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
+from loadproof.measure.protocol import json_schema as protocol_schema
 from loadproof.plan.policy import BLOCKS_MAX
 from loadproof.qualify import Job, qualify
 from loadproof.receipt_cli import app as receipt_app
@@ -63,6 +64,9 @@ _Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors."
 _Device = Annotated[str, typer.Option(help="fake, fake:PROFILE or cuda:N.")]
 _Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.")]
 _Project = Annotated[Path, typer.Option(help="The repository whose revisions are compared.")]
+_ProjectFile = Annotated[
+    Path | None, typer.Option(help="How to build and call them. Default: its loadproof.toml.")
+]
 _Baseline = Annotated[str, typer.Option(help="Revision or loader:NAME to compare with.")]
 _Candidate = Annotated[str, typer.Option(help="Revision, worktree or loader:NAME[?option=value].")]
 _Blocks = Annotated[int | None, typer.Option(min=1, max=BLOCKS_MAX, help="Default: the policy's.")]
@@ -101,6 +105,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
     policy: _Policy = None,
     require: _Require = "no-regression",
     project: _Project = Path(),
+    project_file: _ProjectFile = None,
     route: _Route = "auto",
     cache: _Cache = "warm",
     sign_key: Annotated[
@@ -117,6 +122,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
     """
     job = Job(
         project=project,
+        project_file=project_file,
         baseline=baseline,
         candidate=candidate,
         checkpoint=checkpoint,
@@ -213,6 +219,12 @@ def compare_command(
             raise typer.Exit(EXIT_STATUS["failed"])
         if any(each.failure is not None for each in record.entries):
             raise typer.Exit(EXIT_STATUS["inconclusive"])
+
+
+@app.command("protocol")
+def protocol_command() -> None:
+    """Print the JSON Schemas of what a loader that is a program is told, and may say."""
+    typer.echo(msgspec.json.format(msgspec.json.encode(protocol_schema())).decode())
 
 
 @app.command()

@@ -24,6 +24,7 @@ from loadproof.measure.messages import Failure
 from loadproof.measure.trial import Trial, TrialPlan, run_trial
 from loadproof.plan.arms import InstalledArm, choose, install, named_loader, split_options
 from loadproof.plan.policy import load_policy
+from loadproof.plan.project import read_project
 from loadproof.plan.revisions import Repository
 from loadproof.report.envelope import sign
 from loadproof.report.markdown import render
@@ -49,6 +50,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         project: A folder inside the repository that the arms come from.
+        project_file: What says how a revision is built and called; None takes the repository's
+            own ``loadproof.toml``, if it has one.
         baseline: What is behind A, A' and S: a revision, or ``loader:NAME``, each with
             options of its own after a question mark.
         candidate: The same for B; also ``worktree``.
@@ -68,6 +71,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     project: Path
+    project_file: Path | None = None
     baseline: str
     candidate: str
     checkpoint: Path
@@ -156,7 +160,7 @@ def _make_arms(
     """Resolve both arms before either is installed, so that a slip costs no waiting."""
     # A receipt of an earlier run, beside the code, does not make the code dirty.
     ours = [job.out / name for name in WRITTEN]
-    repository = None
+    repository = project = None
     chosen: list[InstalledArm | tuple[Revision, dict[str, Any]]] = []
     for spoken in (job.baseline, job.candidate):
         if spoken.startswith(LOADER_PREFIX):
@@ -164,6 +168,7 @@ def _make_arms(
             continue
         name, options = split_options(spoken)
         repository = repository or Repository(job.project)
+        project = project or read_project(repository.root, job.project_file)
         revision = choose(
             repository,
             name,
@@ -176,27 +181,39 @@ def _make_arms(
     for each in chosen:
         if isinstance(each, InstalledArm):
             arms.append(each)
-        elif repository is not None:
+        elif repository is not None and project is not None:
             revision, options = each
             progress(f"installing {revision.spoken}", 0, 0)
-            arms.append(install(repository, revision, folder, options=options))
+            # What was said for this run goes before what the project's file says for all.
+            said = {key: value for key, value in project.options.items() if key not in job.options}
+            arms.append(install(repository, revision, folder, project, {**said, **options}))
     baseline, candidate = arms
     _require_one_difference(baseline.arm, candidate.arm)
     return baseline, candidate
 
 
 def _require_one_difference(baseline: Arm, candidate: Arm) -> None:
-    """Refuse two revisions that differ in code and in options: no verdict could say which.
+    """Refuse two revisions that differ in more than one thing: no verdict could say which did it.
 
     Raises:
         ArmError: They do.
     """
-    both_revisions = baseline.revision is not None and candidate.revision is not None
-    code_differs = baseline.digest != candidate.digest
-    if both_revisions and code_differs and baseline.options != candidate.options:
+    if baseline.revision is None or candidate.revision is None:
+        return
+    differ = [
+        what
+        for what, one, other in (
+            ("code", baseline.digest, candidate.digest),
+            ("options", baseline.options, candidate.options),
+            ("entry point", baseline.entry, candidate.entry),
+            ("command", baseline.command, candidate.command),
+        )
+        if one != other
+    ]
+    if len(differ) > 1:
         raise ArmError(
-            "The arms differ in code and in options, so a verdict could not say which made the "
-            "difference; give both the same options, or compare one revision with itself."
+            f"The arms differ in {' and in '.join(differ)}, so a verdict could not say which made "
+            "the difference; let exactly one thing differ, such as the options of one revision."
         )
 
 

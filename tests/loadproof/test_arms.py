@@ -11,6 +11,7 @@ from fixtures.repositories import commit_all, git
 from loadproof.errors import ArmError
 from loadproof.plan.arms import choose, install
 from loadproof.plan.identity import package_digest
+from loadproof.plan.project import Project
 from loadproof.plan.revisions import Repository
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ def test_a_package_that_is_not_there_is_told(project: Path, tmp_path: Path) -> N
     """An entry point into a package that the revision lacks is refused."""
     repository = Repository(project)
     with pytest.raises(ArmError, match="installs no package 'other'"):
-        install(repository, repository.revision("main"), tmp_path / "arms", "other:load")
+        install(
+            repository, repository.revision("main"), tmp_path / "arms", Project(entry="other:load")
+        )
 
 
 def test_a_missing_build_backend_is_told(project: Path, tmp_path: Path) -> None:

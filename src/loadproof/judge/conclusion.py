@@ -213,8 +213,24 @@ def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
         yield Reason("bytes-missing", "A timing leg delivered fewer or more bytes than the files.")
     if len({result.harness for _, result in results}) > 1:
         yield Reason("harness-changed", "The harness itself changed while the trial ran.")
+    yield from _identity_doubts(results)
     if len({(result.device.name, result.device.driver_version) for _, result in results}) > 1:
         yield Reason("device-changed", "The device or its driver changed while the trial ran.")
+
+
+def _identity_doubts(results: Sequence[tuple[str, Result]]) -> Iterator[Reason]:
+    """Doubts about what programs say of themselves: one version an arm, one environment in all."""
+    told = [
+        (arm == CANDIDATE, each.identity) for arm, each in results if each.identity is not None
+    ]
+    versions = {(side, each.name, each.version) for side, each in told}
+    environments = {msgspec.json.encode(each.environment, order="sorted") for _, each in told}
+    if len(environments) > 1 or len(versions) > len({side for side, _ in told}):
+        yield Reason(
+            "environment-changed",
+            "The loader named another environment, or another version of itself, in one timing "
+            "leg than in another.",
+        )
 
 
 def _surrounding_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:

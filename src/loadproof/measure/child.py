@@ -10,11 +10,9 @@ device starts in a fraction of a second.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import inspect
 import os
-import signal
 import sys
 import traceback
 from contextlib import contextmanager
@@ -24,18 +22,21 @@ from random import SystemRandom
 # By their own names, before any loader is imported: what one puts in their place later is not
 # what measures it.
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
 import fakecuda  # noqa: F401 -- the harness's own, before the arm's folder is on the path
 import loadproof
 from loadproof.errors import LoadproofError
-from loadproof.measure.device import Device
+from loadproof.measure.command import CommandError, CommandLoader
+from loadproof.measure.handed_out import AnyDevice, open_device, timed_load
 from loadproof.measure.memory import high_water_bytes, storage_read_bytes
-from loadproof.measure.messages import Failure, Message, Request, Result, Stage
+from loadproof.measure.messages import Elsewhere, Failure, Message, Request, Result, Stage
 from loadproof.measure.mismatch import explain
 from loadproof.measure.plants import plant_on_device
+from loadproof.measure.process import end_with
+from loadproof.measure.protocol import Load
 from loadproof.plan.identity import package_digest, package_folder
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from loadproof.measure.digest import Manifest, Mismatch
 
-_PR_SET_PDEATHSIG = 1
+_Loader: TypeAlias = "Callable[..., Any] | CommandLoader"
 # Read back after the clock of a timing leg: enough to find a loader that did not load.
 _AUDIT_BYTES = 32 << 20
 
@@ -79,17 +80,22 @@ class _Steps:
         yield
         self.phases_s[name] = perf_counter() - begun
 
+    def elsewhere(self, pid: int) -> None:
+        self._channel.send(Elsewhere(pid))
+
 
 def main() -> None:
     """Do one leg, as asked on standard input."""
     channel = _Channel()
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    _end_with(request.parent)
+    end_with(request.parent)
     steps = _Steps(channel)
     try:
         answer: Message = _leg(request, steps)
     except _WrongCodeError as error:
         answer = Failure("wrong-code", str(error))
+    except CommandError as error:
+        answer = Failure(error.code, str(error))
     except LoadproofError as error:
         opening = steps.current == "device"
         answer = Failure("no-device" if opening else "device", str(error))
@@ -102,28 +108,25 @@ def main() -> None:
     os._exit(0)
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when the harness dies, however it dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It was gone before the line above.
-        os._exit(1)
-
-
 def _leg(request: Request, steps: _Steps) -> Result:
     with steps.step("import"):
-        loader, digest = _import_loader(request)
+        loader, digest = _take_loader(request)
     with steps.step("device"):
-        device = Device(request.device)
+        device = open_device(request.device, of_a_program=isinstance(loader, CommandLoader))
         facts = device.facts()
+    if isinstance(loader, CommandLoader):
+        with steps.step("ready"):
+            loader.greet(device.loader_device)
+            steps.elsewhere(loader.pid)
     if request.truth is not None:
         with steps.step("poison"):
             device.poison(request.truth.manifest.nbytes())
-    before, free_before = storage_read_bytes(), device.free_bytes()
+    before, free_before = _read_bytes(loader), device.free_bytes()
     with steps.step("load"):
         loaded, elapsed_s = _timed_load(loader, request, device)
-    after, free_after = storage_read_bytes(), device.free_bytes()
+    after, free_after = _read_bytes(loader), device.free_bytes()
     copies = device.device_to_host_copies()
-    if request.site is not None:
+    if request.site is not None and not isinstance(loader, CommandLoader):
         _check_origin(request, loader)
     audit = _Audit()
     if request.audit is not None:
@@ -132,6 +135,7 @@ def _leg(request: Request, steps: _Steps) -> Result:
     seen = _look(request, steps, device, loaded) if request.kind == "hash" else _Seen()
     report = getattr(loaded, "report", None)
     sizes = [int(tensor.nbytes) for tensor in loaded.values()]
+    high_water = high_water_bytes(loader.pid if isinstance(loader, CommandLoader) else os.getpid())
     with steps.step("close"):
         close = getattr(loaded, "close", None)
         if close is not None:
@@ -148,7 +152,7 @@ def _leg(request: Request, steps: _Steps) -> Result:
         report=None if report is None else report.to_dict(),
         device_to_host_copies=copies,
         read_bytes=_change(before, after),
-        vm_hwm_bytes=high_water_bytes(),
+        vm_hwm_bytes=high_water,
         hazards=device.hazards(),
         device_taken_bytes=_change(free_after, free_before),
         poisoned_bytes=seen.poisoned_bytes,
@@ -156,6 +160,7 @@ def _leg(request: Request, steps: _Steps) -> Result:
         mismatches=seen.mismatches,
         audited_bytes=audit.nbytes,
         audit_wrong=audit.wrong,
+        identity=loader.identity if isinstance(loader, CommandLoader) else None,
     )
 
 
@@ -166,7 +171,7 @@ class _Audit(NamedTuple):
     wrong: tuple[str, ...] = ()
 
 
-def _audit(truth: Manifest, device: Device, loaded: Mapping[str, Any]) -> _Audit:
+def _audit(truth: Manifest, device: AnyDevice, loaded: Mapping[str, Any]) -> _Audit:
     """Read back a sample of the tensors, drawn only now, so that no loader can know it.
 
     A loader that is fast because it did not load, or that loads rightly only where it is
@@ -194,7 +199,7 @@ class _Seen(NamedTuple):
     poisoned_bytes: int | None = None
 
 
-def _look(request: Request, steps: _Steps, device: Device, loaded: Mapping[str, Any]) -> _Seen:
+def _look(request: Request, steps: _Steps, device: AnyDevice, loaded: Mapping[str, Any]) -> _Seen:
     """Plant what is to be planted, read every tensor back, and look into what is wrong."""
     if request.plant is not None:
         with steps.step("plant"):
@@ -216,6 +221,25 @@ def _look(request: Request, steps: _Steps, device: Device, loaded: Mapping[str, 
 
 def _change(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else after - before
+
+
+def _take_loader(request: Request) -> tuple[_Loader, str]:
+    """Import the loader, or start it when it is a program.
+
+    Raises:
+        _WrongCodeError: It is not the arm's.
+        CommandError: The program cannot be started.
+    """
+    if request.command is None:
+        return _import_loader(request)
+    digest = _proven(Path(request.site or "/"), request.digest)
+    return CommandLoader(request.command), digest
+
+
+def _read_bytes(loader: _Loader) -> int | None:
+    if isinstance(loader, CommandLoader):
+        return loader.read_bytes()
+    return storage_read_bytes(os.getpid())
 
 
 def _import_loader(request: Request) -> tuple[Callable[..., Any], str]:
@@ -284,12 +308,17 @@ def _proven(package: Path, wanted: str) -> str:
     return digest
 
 
-def _timed_load(loader: Callable[..., Any], request: Request, device: Device) -> tuple[Any, float]:
+def _timed_load(loader: _Loader, request: Request, device: AnyDevice) -> tuple[Any, float]:
     """Load once; the clock stops when the device has everything, not when the call returns.
 
     Every tensor is asked for its address before: what is only made when somebody wants it
     is made inside the timed part.
     """
+    if isinstance(loader, CommandLoader):
+        load = Load(
+            checkpoint=request.checkpoint, options=request.options, deadline_s=request.deadline_s
+        )
+        return timed_load(loader, device, load, request.delay_fraction)
     begun = perf_counter()
     loaded = loader(
         request.checkpoint,

@@ -15,10 +15,11 @@ from loadproof.measure.digest import Manifest, TensorDigest, digest_chunks
 from loadproof.measure.messages import DeviceFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _READ_BACK_BYTES = 8 << 20
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_IPC_LAZY_ENABLE_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
 _POISON_BYTE = 0xA5
 _POISON_BLOCK_BYTES = 1 << 30
 _POISON_SPARE_BYTES = 256 << 20
@@ -56,8 +57,12 @@ class Device:
         loader_driver: What the loader is told as ``driver``: the fake, or None on a GPU.
     """
 
-    def __init__(self, spoken: str) -> None:
+    def __init__(self, spoken: str, *, with_torch: bool = True) -> None:
         """Open ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
+
+        Args:
+            spoken: Which one.
+            with_torch: Whether a GPU's loader runs in this process, and will need torch.
 
         Raises:
             DeviceError: It is none of these, or there is no such device here.
@@ -66,6 +71,7 @@ class Device:
         self._fake: Any = None
         self._profile = detail or "h200"
         self._poisoned: list[tuple[int, int]] = []
+        self._with_torch = with_torch
         if kind == "fake":
             self._cu = self._fake = _open_fake(self._profile)
             ordinal = 0
@@ -82,7 +88,7 @@ class Device:
         self._handle = self._call("cuDeviceGet", ordinal)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._handle)
         self._call("cuCtxSetCurrent", self._context)
-        if self._fake is None:
+        if self._fake is None and with_torch:
             _bring_up_torch(ordinal)
 
     def close(self) -> None:
@@ -142,10 +148,13 @@ class Device:
     def poison(self, nbytes: int) -> None:
         """Fill the memory that torch will hand out next with a pattern that is no weight.
 
+        Where the loader does not run in this process there is no such memory, and nothing is
+        filled.
+
         A loader that skips a tensor could otherwise find the right bytes of an earlier load
         there.  The fake device fills fresh memory with a pattern of its own.
         """
-        if self._fake is not None:
+        if self._fake is not None or not self._with_torch:
             return
         import torch  # noqa: PLC0415 -- brought up when the device was opened
 
@@ -162,9 +171,9 @@ class Device:
         torch.cuda.synchronize()
 
     def poison_pattern(self) -> bytes:
-        """Return what memory that nobody wrote holds."""
+        """Return what memory that nobody wrote holds; empty where nobody filled it."""
         if self._fake is None:
-            return bytes([_POISON_BYTE]) * 64
+            return bytes([_POISON_BYTE]) * 64 if self._poisoned else b""
         # A second fake of the same seed may be read before it is written; this one may not.
         other = Device(f"fake:{self._profile}")
         address = int(other._call("cuMemAlloc", _FAKE_PATTERN_BYTES))
@@ -195,20 +204,9 @@ class Device:
             DeviceError: A copy failed, or a tensor is not laid out contiguously.
         """
         pinned = int(self._call("cuMemHostAlloc", _READ_BACK_BYTES, _PORTABLE))
-        aliases = _aliases(tensors)
-        found = tuple(
-            TensorDigest(
-                name=name,
-                dtype=_dtype_name(tensors[name]),
-                shape=tuple(int(n) for n in tensors[name].shape),
-                nbytes=int(tensors[name].nbytes),
-                alias=aliases.get(name),
-                **digest_chunks(self._read_back(name, tensors[name], pinned)),
-            )
-            for name in sorted(tensors)
-        )
+        found = manifest_of(tensors, lambda name, each: self._read_back(name, each, pinned))
         self._call("cuMemFreeHost", pinned)
-        return Manifest(found)
+        return found
 
     def chunks(self, name: str, tensor: Any) -> Iterator[memoryview]:  # noqa: ANN401
         """Read one tensor back in chunks, each good until the next is asked for."""
@@ -218,6 +216,24 @@ class Device:
         finally:
             self.synchronize()
             self._call("cuMemFreeHost", pinned)
+
+    def open_ipc(self, handle: bytes) -> int:
+        """Map an allocation that another process exported, and return its address here.
+
+        Raises:
+            DeviceError: The driver refuses the handle.
+        """
+        exported = self._cu.CUipcMemHandle()
+        ctypes.memmove(exported.getPtr(), handle, len(handle))
+        return int(self._call("cuIpcOpenMemHandle", exported, _IPC_LAZY_ENABLE_PEER_ACCESS))
+
+    def close_ipc(self, address: int) -> None:
+        """Unmap what ``open_ipc`` mapped.
+
+        Raises:
+            DeviceError: The driver refuses.
+        """
+        self._call("cuIpcCloseMemHandle", address)
 
     def device_to_host_copies(self) -> int | None:
         """Return how many copies left the device so far, or None where nobody counts."""
@@ -251,6 +267,31 @@ class Device:
         if int(result):
             raise DeviceError(f"{name} returned {getattr(result, 'name', result)}.")
         return values[0] if values else None
+
+
+def manifest_of(
+    tensors: Mapping[str, Any], chunks: Callable[[str, Any], Iterator[memoryview]]
+) -> Manifest:
+    """Hash every tensor's bytes.
+
+    Args:
+        tensors: By name.
+        chunks: Reads one of them, in chunks.
+    """
+    aliases = _aliases(tensors)
+    return Manifest(
+        tuple(
+            TensorDigest(
+                name=name,
+                dtype=_dtype_name(tensors[name]),
+                shape=tuple(int(n) for n in tensors[name].shape),
+                nbytes=int(tensors[name].nbytes),
+                alias=aliases.get(name),
+                **digest_chunks(chunks(name, tensors[name])),
+            )
+            for name in sorted(tensors)
+        )
+    )
 
 
 def _aliases(tensors: Mapping[str, Any]) -> dict[str, str]:

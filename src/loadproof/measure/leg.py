@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loadproof.measure.memory import MemoryPeaks, MemorySampler
-from loadproof.measure.messages import Failure, Message, Request, Result, Stage
+from loadproof.measure.messages import Elsewhere, Failure, Message, Request, Result, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ def run_leg(request: Request, timeout_s: float, mapped_files: Sequence[str] = ()
         watchdog.daemon = True
         watchdog.start()
         try:
-            messages = _converse(process, request)
+            messages = _converse(process, request, sampler)
         finally:
             # The group is ended before its leader is waited for: until then the leader's
             # process id, which names the group, cannot be given to anybody else.
@@ -84,7 +84,9 @@ def run_leg(request: Request, timeout_s: float, mapped_files: Sequence[str] = ()
     return Ended(outcome, memory, text)
 
 
-def _converse(process: subprocess.Popen[bytes], request: Request) -> list[Message | None]:
+def _converse(
+    process: subprocess.Popen[bytes], request: Request, sampler: MemorySampler
+) -> list[Message | None]:
     """Send the request and read messages to the end; None stands for a line that is none."""
     source: IO[bytes] | None = process.stdin
     answers: IO[bytes] | None = process.stdout
@@ -99,6 +101,8 @@ def _converse(process: subprocess.Popen[bytes], request: Request) -> list[Messag
                 messages.append(_decoder.decode(line))
             except msgspec.DecodeError:
                 messages.append(None)
+            if isinstance(messages[-1], Elsewhere):
+                sampler.turn_to(messages[-1].pid)
             if isinstance(messages[-1], Result | Failure):
                 break
     # Let it end by itself, but do not collect it yet: its id has to stay taken.

@@ -153,7 +153,8 @@ class LegRunner:
         request = Request(
             kind="time" if timing else "hash",
             site=installed.site,
-            entry=installed.arm.entry,
+            entry=installed.arm.entry or "",
+            command=installed.command(),
             digest=installed.arm.digest,
             checkpoint=str(checkpoint or setting.checkpoint),
             device=setting.device,
@@ -163,6 +164,7 @@ class LegRunner:
             truth=None if timing else Truth(str(setting.checkpoint), setting.truth),
             audit=setting.truth if timing else None,
             options={**setting.options, **installed.arm.options},
+            deadline_s=setting.policy.leg_timeout_s,
         )
         prepared = cache_state.prepare(setting.shards, setting.cache)
         names = () if timing else tuple(path.name for path in setting.shards)

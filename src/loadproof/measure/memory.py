@@ -102,15 +102,15 @@ def read_fields(path: str) -> dict[str, int]:
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[2:] == ["kB"]}
 
 
-def high_water_bytes() -> int | None:
-    """Return the kernel's high-water mark of this process's resident memory."""
-    return read_fields("/proc/self/status").get("VmHWM")
+def high_water_bytes(pid: int) -> int | None:
+    """Return the kernel's high-water mark of a process's resident memory."""
+    return read_fields(f"/proc/{pid}/status").get("VmHWM")
 
 
-def storage_read_bytes() -> int | None:
-    """Return how many bytes the kernel fetched from storage for this process so far."""
+def storage_read_bytes(pid: int) -> int | None:
+    """Return how many bytes the kernel fetched from storage for a process so far."""
     try:
-        rows = Path("/proc/self/io").read_text("ascii").splitlines()
+        rows = Path(f"/proc/{pid}/io").read_text("ascii").splitlines()
     except OSError:
         return None
     return next((int(row.split()[1]) for row in rows if row.startswith("read_bytes:")), None)
@@ -153,11 +153,17 @@ class MemorySampler:
         self._begun = self._mappings_at = time.monotonic()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
+        self._pid = self._sampled_pid = 0
 
     def start(self, pid: int) -> None:
         """Begin sampling the process with this id."""
-        self._thread = threading.Thread(target=self._watch, args=(pid,), daemon=True)
+        self._pid = self._sampled_pid = pid
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
+
+    def turn_to(self, pid: int) -> None:
+        """Sample another process from now on; what the first one took is forgotten."""
+        self._pid = pid
 
     def stop(self) -> MemoryPeaks:
         """End sampling and return the peaks."""
@@ -186,9 +192,13 @@ class MemorySampler:
             absent=absent,
         )
 
-    def _watch(self, pid: int) -> None:
+    def _watch(self) -> None:
         last = time.monotonic()
         while True:
+            pid = self._pid
+            if pid != self._sampled_pid:
+                self._sampled_pid = pid
+                self._forget_the_process()
             self._sample(pid)
             now = time.monotonic()
             self._gap_max_s = max(self._gap_max_s, now - last)
@@ -224,6 +234,11 @@ class MemorySampler:
                 )
             )
         self._samples += 1
+
+    def _forget_the_process(self) -> None:
+        for name in (*_PROCESS_FIELDS.values(), "checkpoint_anonymous_bytes"):
+            self._peaks.pop(name, None)
+        self._curve.clear()
 
     def _keep(self, point: CurvePoint) -> None:
         """Add to the curve; when it is full, every second point goes and the stride doubles."""

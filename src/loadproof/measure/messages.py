@@ -96,6 +96,21 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     driver_version: int
 
 
+class LoaderIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a loader that is a program says of itself.
+
+    Attributes:
+        name: What it is called.
+        version: Which one it is.
+        environment: What else its time may depend on, such as its compiler and the CUDA runtime
+            it brings; has to be the same in every leg.
+    """
+
+    name: str
+    version: str
+    environment: dict[str, str] = {}
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What one leg has to do.
 
@@ -105,8 +120,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         site: Folder with the arm's code, put first on the import path; None for a loader that
             is installed beside the harness.
         entry: Entry point of the loader, ``package.module:function``; for a loader of
-            ``loadproof.loaders``, its name.
-        digest: Digest that the imported package must have.
+            ``loadproof.loaders``, its name; empty for a program.
+        command: The words that start a loader that is a program; None for one in Python.
+        digest: Digest that the imported package must have; for a program, the whole site.
         checkpoint: What to load.
         device: ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
         parent: Process id of the harness; the leg ends when that one does.
@@ -115,11 +131,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         truth: What to explain wrong bytes by; only in hash legs.
         audit: What a timing leg's tensors must be; only in timing legs.
         options: More keyword arguments for the loader.
+        deadline_s: When the harness will end the leg.
     """
 
     kind: Literal["time", "hash"]
     site: str | None
     entry: str
+    command: tuple[str, ...] | None = None
     digest: str
     checkpoint: str
     device: str
@@ -129,12 +147,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     truth: Truth | None = None
     audit: Manifest | None = None
     options: dict[str, Any] = {}
+    deadline_s: float = 0.0
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
     """A step has begun."""
 
     name: str
+
+
+class Elsewhere(msgspec.Struct, frozen=True, tag="elsewhere"):
+    """The loader runs in a process of its own: its memory is the one to watch.
+
+    Attributes:
+        pid: That process.
+    """
+
+    pid: int
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unknown_fields=True):
@@ -151,8 +180,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
         report: The loader's own report, if it makes one.
         device_to_host_copies: Copies off the device until the clock stopped, where the device
             counts them.
-        read_bytes: Bytes this process fetched from storage while loading, by the kernel.
-        vm_hwm_bytes: The kernel's high-water mark of this process.
+        read_bytes: Bytes the loader's process fetched from storage while loading, by the kernel.
+        vm_hwm_bytes: The kernel's high-water mark of that process.
         hazards: What the fake device found wrong, in its words.
         device_taken_bytes: Drop of the driver's free memory over the load; on a unified pool
             the page cache moves it too.  None when the driver gives no figure.
@@ -162,6 +191,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
         mismatches: What wrong bytes look like, by tensor; the first few only.
         audited_bytes: Bytes of tensors that a timing leg read back after its clock had stopped.
         audit_wrong: Audited tensors that were not the files'.
+        identity: What a program says of itself; None for a loader in Python.
     """
 
     elapsed_s: float
@@ -182,6 +212,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
     mismatches: dict[str, Mismatch] = {}
     audited_bytes: int | None = None
     audit_wrong: tuple[str, ...] = ()
+    identity: LoaderIdentity | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=True):
@@ -189,7 +220,9 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=
 
     Attributes:
         code: A stable word: ``no-device``, ``wrong-code``, ``loader-raised``, ``device``,
-            ``leg-killed``, ``leg-timeout`` or ``leg-mute``.
+            ``leg-killed``, ``leg-timeout``, ``leg-mute``, or for a loader that is a program
+            ``loader-ended``, ``protocol-line``, ``protocol-order``, ``protocol-version``,
+            ``protocol-tensors`` or ``protocol-memory``.
         sentence: The same for people.
     """
 
@@ -197,4 +230,4 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=
     sentence: str
 
 
-Message = Stage | Result | Failure
+Message = Stage | Elsewhere | Result | Failure

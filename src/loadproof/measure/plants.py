@@ -16,12 +16,12 @@ from loadproof.measure.messages import FlipBit, SwapChunks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loadproof.measure.device import Device
     from loadproof.measure.ground_truth import TensorPlace
+    from loadproof.measure.handed_out import AnyDevice
     from loadproof.measure.messages import Plant
 
 
-def plant_on_device(device: Device, tensors: Mapping[str, Any], plant: Plant) -> None:
+def plant_on_device(device: AnyDevice, tensors: Mapping[str, Any], plant: Plant) -> None:
     """Change what the device holds.
 
     Raises:

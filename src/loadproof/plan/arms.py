@@ -1,9 +1,9 @@
 """Making arms: each distinct state of the code, installed into a folder of its own.
 
-An arm is installed by pip, without dependencies and without a network, from an export of the
-repository.  So an arm is what a user of that revision would import, and both arms share one
-interpreter and one set of dependencies: only the code differs.  Two arms with the same git
-tree share one installation.
+An arm is built from an export of the repository, by pip without dependencies and without a
+network unless the project says otherwise (see ``project``).  So an arm is what a user of that
+revision would run, and both arms share one interpreter and one set of dependencies: only the
+code differs.  Two arms with the same git tree share one installation.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import shutil
 import subprocess
-import sys
 import urllib.parse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,14 +22,11 @@ import msgspec
 from loadproof.errors import ArmError
 from loadproof.loaders import LOADERS
 from loadproof.plan.identity import package_digest, package_folder
+from loadproof.plan.project import OURS, Project, fill
 from loadproof.plan.revisions import Repository, Revision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
-
-# What a leg calls unless it is told otherwise.
-ENTRY_POINT = "weightload:load"
 
 
 class NamedLoader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,15 +49,20 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Attributes:
         revision: Which code; None for a named loader.
         loader: Which loader; None for a revision.
-        entry: Entry point of the loader, ``package.module:function``, or the loader's name.
-        digest: Digest of the loader's package as installed.
+        entry: Entry point of the loader, ``package.module:function``, or the loader's name; None
+            when it is a command.
+        command: The program that is the loader, with its placeholders; None for one in Python.
+        digest: Digest of the loader's package as installed, or (a command) of all that was built.
+        versions: Of the distributions that were installed with the loader, by name.
         options: Keyword arguments of this arm alone.
     """
 
     revision: Revision | None = None
     loader: NamedLoader | None = None
-    entry: str
+    entry: str | None
+    command: tuple[str, ...] | None = None
     digest: str
+    versions: dict[str, str] = {}
     options: dict[str, Any] = {}
 
 
@@ -68,6 +71,12 @@ class InstalledArm(msgspec.Struct, frozen=True):
 
     arm: Arm
     site: str | None
+
+    def command(self) -> tuple[str, ...] | None:
+        """Return the words that start the loader, when it is a program."""
+        if self.arm.command is None or self.site is None:
+            return None
+        return fill(self.arm.command, site=Path(self.site))
 
 
 def split_options(spoken: str) -> tuple[str, dict[str, Any]]:
@@ -153,43 +162,89 @@ def install(
     repository: Repository,
     revision: Revision,
     folder: Path,
-    entry: str = ENTRY_POINT,
+    project: Project = OURS,
     options: dict[str, Any] | None = None,
 ) -> InstalledArm:
-    """Export and install one revision below ``folder``, once per distinct git tree.
+    """Export and build one revision below ``folder``, once per distinct git tree.
 
     Raises:
-        ArmError: pip or the build backend is missing, the revision does not build, or it has
-            no such entry point.
+        ArmError: The revision does not build, or what was built has not the loader that the
+            project names.
     """
     home = folder / revision.tree
     site = home / "site"
-    package, _, _ = entry.partition(":")
-    package = package.partition(".")[0]
     if not site.is_dir():
         source = home / "source"
         source.mkdir(parents=True)
         repository.export(revision, source)
-        _pip_install(revision, source, site)
-    if not (site / package).is_dir():
-        raise ArmError(f"Revision {revision.spoken!r} installs no package {package!r}.")
-    digest = package_digest(site / package)
-    arm = Arm(revision=revision, entry=entry, digest=digest, options=options or {})
+        site.mkdir()
+        _build(project, revision, source, site)
+    code = _code(project, revision, site)
+    arm = Arm(
+        revision=revision,
+        entry=project.entry,
+        command=project.command,
+        digest=package_digest(code),
+        versions=_versions(site),
+        options=options or {},
+    )
     return InstalledArm(arm, str(site))
 
 
-def _pip_install(revision: Revision, source: Path, site: Path) -> None:
-    """Run pip the way that keeps an arm to its own code: no network, no dependencies."""
-    if importlib.util.find_spec("pip") is None:
+def _code(project: Project, revision: Revision, site: Path) -> Path:
+    """Return the folder that holds all code of the loader: what an arm's digest is taken over.
+
+    Raises:
+        ArmError: The loader is not in what was built, or some of that lies elsewhere.
+    """
+    if project.command is None:
+        package = (project.entry or "").partition(":")[0].partition(".")[0]
+        if not (site / package).is_dir():
+            raise ArmError(f"Revision {revision.spoken!r} installs no package {package!r}.")
+        return site / package
+    program = fill(project.command, site=site)[0]
+    if shutil.which(program) is None:
+        raise ArmError(
+            f"Revision {revision.spoken!r} builds no program {project.command[0]!r} that can be "
+            "run; look at 'build' and 'command' of the project's file."
+        )
+    for path in site.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(site.resolve()):
+            raise ArmError(
+                f"Revision {revision.spoken!r} builds the link {path.relative_to(site)}, which "
+                "leads out of {site}: its digest would not be of what runs; copy the file instead."
+            )
+    return site
+
+
+def _versions(site: Path) -> dict[str, str]:
+    """Return the versions of the distributions that were installed into a folder."""
+    found = importlib.metadata.distributions(path=[str(site)])
+    return {each.name: each.version for each in found}
+
+
+def _build(project: Project, revision: Revision, source: Path, site: Path) -> None:
+    """Run the project's build; nothing that it asks for is answered."""
+    if project.uses_pip() and importlib.util.find_spec("pip") is None:
         raise ArmError("Arms are installed by pip, and this environment has none; install pip.")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input"]
-    command += ["--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation"]
-    command += ["--target", str(site), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            fill(project.build, source=source, site=site),
+            cwd=source,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise ArmError(
+            f"The build {project.build[0]!r} cannot be run: {error.strerror}."
+        ) from error
     if done.returncode == 0:
         return
     said = done.stderr + done.stdout
-    if "BackendUnavailable" in said or "Cannot import" in said:
+    if project.uses_pip() and ("BackendUnavailable" in said or "Cannot import" in said):
         raise ArmError(
             f"Revision {revision.spoken!r} cannot be built because its build backend is not "
             "installed here; install what its pyproject.toml lists under build-system (hatchling)."

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from loadproof.errors import ArmError
 
+_PIP_NOTES = ("direct_url.json", "RECORD")
+
 
 def package_folder(name: str) -> Path:
     """Find the folder of a package that is installed here, without importing it.
@@ -28,11 +30,13 @@ def package_folder(name: str) -> Path:
 def package_digest(folder: Path) -> str:
     """Return ``sha256:<hex>`` over the relative names and contents of a package's files.
 
-    Compiled caches are left out: they differ between interpreters and say nothing new.
+    Compiled caches are left out: they differ between interpreters and say nothing new.  So are
+    pip's notes about where it installed from: a folder whose name is drawn for each run.
     """
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if "__pycache__" in path.parts or not path.is_file():
+        noted = path.parent.suffix == ".dist-info" and path.name in _PIP_NOTES
+        if noted or "__pycache__" in path.parts or not path.is_file():
             continue
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         whole.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())

@@ -60,6 +60,11 @@ class Repository:
                 "exported from one; name it with --project."
             ) from error
 
+    @property
+    def root(self) -> Path:
+        """The folder that holds the whole working tree."""
+        return self._root
+
     def revision(self, spoken: str) -> Revision:
         """Resolve a revision; a missing local branch falls back to ``origin``'s.
 

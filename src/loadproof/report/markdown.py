@@ -176,7 +176,8 @@ def _arms(predicate: Predicate) -> Iterator[str]:
         branch = f" on branch `{revision.branch}`" if revision.branch else ""
         yield (
             f"{name}: `{revision.spoken}`{branch}, commit `{revision.commit[:12]}`, {state}, "
-            f"`{arm.entry}`, options {options}, package `{arm.digest}`."
+            f"`{arm.entry or ' '.join(arm.command or ())}`, options {options}, "
+            f"package `{arm.digest}`."
         )
         if revision.note:
             yield revision.note

@@ -251,6 +251,13 @@ def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tup
     if found in {"rehearsal", "unknown"}:
         missing.append(NotRun("time on a GPU", "no GPU: copies ran in host memory"))
     missing.append(NotRun("served output and a cold 32K prompt", "this version has no such leg"))
+    if any(each.arm.command is not None for each in (plan.baseline, plan.candidate)):
+        missing.append(
+            NotRun(
+                "races, and copies off the device while it was timed",
+                "a program loads in a process of its own, which nothing watches from inside",
+            )
+        )
     if plan.cache != "cold":
         missing.append(NotRun("a cold page cache", f"the legs were to start {plan.cache}"))
     unknown = next((leg.cache.why for leg in trial.legs if leg.cache.state == "unknown"), None)
