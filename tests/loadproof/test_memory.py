@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -44,6 +45,29 @@ def test_a_spike_of_300_ms_is_seen(stub: Callable[..., Request]) -> None:
     assert ended.memory.samples > 10
     assert ended.outcome.vm_hwm_bytes is not None
     assert ended.outcome.vm_hwm_bytes > 96 * MIB
+
+
+def test_another_process_is_watched_from_then_on() -> None:
+    """What the first process took is not the second one's peak."""
+    ballast = bytearray(b"x") * (96 << 20)
+    sampler = MemorySampler()
+    sampler.start(os.getpid())
+    until(lambda: sampler._peaks.get("process_anonymous_bytes", 0) >= len(ballast))
+    with subprocess.Popen(["sleep", "1000"]) as other:  # noqa: S607 - on everybody's PATH
+        sampler.turn_to(other.pid)
+        until(lambda: sampler._sampled_pid == other.pid and "process_rss_bytes" in sampler._peaks)
+        peaks = sampler.stop()
+        other.kill()
+    assert 0 < (peaks.process_rss_bytes or 0) < 32 * MIB
+    assert (peaks.process_anonymous_bytes or 0) < 32 * MIB
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what the sampler's thread will do."""
+    deadline = time.monotonic() + 60.0
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(memory.INTERVAL_S)
 
 
 def test_a_figure_that_cannot_be_had_is_absent_and_named(

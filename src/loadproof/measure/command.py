@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
@@ -121,9 +121,10 @@ class CommandLoader:
         Raises:
             CommandError: It failed, ended, or said something else.
         """
-        if self._heard or select.select([self._answers], [], [], 0)[0]:
-            self._refuse_what_was_not_asked_for()
         self._step = "load"
+        if self._heard or select.select([self._answers], [], [], 0)[0]:
+            # One that answers before it is asked could be done before the clock begins.
+            self._fail_out_of_turn()
         begun = perf_counter()
         self._say(load)
         line = self._line()
@@ -178,7 +179,7 @@ class CommandLoader:
                 content = content[self._process.stdin.write(content) :]
         except BrokenPipeError:
             # What it said before it left may say why.
-            self._decoded(self._line(), protocol.Error)
+            self._fail_out_of_turn()
 
     def _line(self) -> bytes:
         """Read one line, without its end."""
@@ -199,8 +200,18 @@ class CommandLoader:
         return line
 
     def _decoded(self, line: bytes, kind: type[_Kind]) -> _Kind:
+        """Return the answer that a line is; it has to be of this kind."""
+        answer = self._answer(line)
+        if not isinstance(answer, kind):
+            raise CommandError(
+                "protocol-order",
+                f"The loader said {_name(type(answer))!r}, and {_name(kind)!r} was its turn.",
+            )
+        return answer
+
+    def _answer(self, line: bytes) -> protocol.Ready | protocol.Loaded | protocol.Bye:
         try:
-            answer = _decoder.decode(line)
+            answer: protocol.Answer = _decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CommandError(
                 "protocol-line",
@@ -209,16 +220,14 @@ class CommandLoader:
             ) from error
         if isinstance(answer, protocol.Error):
             raise CommandError("loader-raised", f"The loader says: {answer.message}")
-        if not isinstance(answer, kind):
-            raise CommandError(
-                "protocol-order",
-                f"The loader said {_name(type(answer))!r}, and {_name(kind)!r} was its turn.",
-            )
         return answer
 
-    def _refuse_what_was_not_asked_for(self) -> None:
-        """Fail: a loader that answers before it is asked could say that it is done."""
-        self._decoded(self._line(), protocol.Error)
+    def _fail_out_of_turn(self) -> NoReturn:
+        """Fail by what the loader did when it was not its turn: an error, its end, an answer."""
+        answer = self._answer(self._line())
+        raise CommandError(
+            "protocol-order", f"The loader said {_name(type(answer))!r} before it was asked."
+        )
 
     def _ended(self) -> CommandError:
         status = self._process.returncode

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# At least two parts, at the start of a word: /home/somebody/model, but not and/or or 1/2.
-_PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"<>:,;()\[\]]+/)+([^\s/'\"<>:,;()\[\]]*)")
+# At least two parts, at the start of a word: /home/somebody/model, but not and/or, 1/2 or
+# {site}/bin/loader.
+_PATH = re.compile(r"(?<![\w/.:}])/(?:[^\s/'\"<>:,;()\[\]]+/)+([^\s/'\"<>:,;()\[\]]*)")
 
 
 def without_paths(value: Any) -> Any:  # noqa: ANN401 -- any JSON
