@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import ctypes
+import hashlib
 import os
 import select
 import shutil
@@ -9,16 +12,19 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 import pytest
 
 from fixtures.processes import written
+from fixtures.programs import program_request, reference_request
 from loadproof.measure.command import CommandError, CommandLoader
+from loadproof.measure.device import Device
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
+from loadproof.measure.handed_out import timed_load
 from loadproof.measure.leg import run_leg
 from loadproof.measure.messages import (
     CopyChunk,
@@ -31,14 +37,12 @@ from loadproof.measure.messages import (
     Truth,
 )
 from loadproof.measure.protocol import Load
-from loadproof.plan.identity import package_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Program = Callable[..., Request]
 
-REFERENCE = Path(__file__).parents[2] / "fixtures" / "projects" / "command_loader" / "bin"
 # Speaks rightly, of one tensor of eight zero bytes in shared memory; each test changes a piece.
 PROGRAM = """
 import io, json, os, sys, time
@@ -100,7 +104,7 @@ def program(tmp_path: Path, checkpoint: Path) -> Program:
         for name, piece in (PIECES | (pieces or {})).items():
             text = text.replace(name, textwrap.dedent(piece))
         (site / "loader.py").write_text(text)
-        return msgspec.structs.replace(request(site, checkpoint), **changes)
+        return msgspec.structs.replace(program_request(site, checkpoint), **changes)
 
     return make
 
@@ -110,10 +114,8 @@ def reference(tmp_path: Path, checkpoint: Path) -> Program:
     """Make a request for a leg of the reference loader."""
 
     def make(**changes: object) -> Request:
-        site = tmp_path / "site"
-        shutil.copytree(REFERENCE, site)
-        wanted = request(site, checkpoint)
-        return msgspec.structs.replace(wanted, options={"read_bytes": 1000}, **changes)
+        wanted = reference_request(tmp_path / "site", checkpoint)
+        return msgspec.structs.replace(wanted, **changes)
 
     return make
 
@@ -125,20 +127,6 @@ def in_shared_memory() -> Iterator[Path]:
     folder.mkdir()
     yield folder
     shutil.rmtree(folder)
-
-
-def request(site: Path, checkpoint: Path) -> Request:
-    """A timing leg of the program in a folder."""
-    return Request(
-        kind="time",
-        site=str(site),
-        entry="",
-        command=(sys.executable, str(site / "loader.py")),
-        digest=package_digest(site),
-        checkpoint=str(checkpoint),
-        device="fake",
-        parent=os.getpid(),
-    )
 
 
 def outcome(wanted: Request, timeout_s: float = 60.0) -> Result | Failure:
@@ -415,10 +403,71 @@ def test_a_device_that_a_program_cannot_have_is_told(program: Program, device: s
 
 def test_the_memory_is_the_programs(program: Program) -> None:
     """What is watched is the process that loads: its peak and its high-water mark."""
-    ended = run_leg(program(pieces={"LOAD": "hear(); kept = b'x' * (200 << 20); loaded()"}), 60.0)
+    ended = run_leg(
+        program(pieces={"LOAD": "hear(); kept = b'x' * (200 << 20); time.sleep(0.3); loaded()"}),
+        60.0,
+    )
     assert isinstance(ended.outcome, Result)
     assert (ended.outcome.vm_hwm_bytes or 0) > 200 << 20
     assert (ended.memory.process_anonymous_bytes or 0) > 200 << 20
+
+
+class Exports:
+    """The fake's driver, and the calls of CUDA IPC that it has not: one handle, one allocation."""
+
+    HANDLE = bytes(range(192, 256))
+
+    def __init__(self, fake: Any) -> None:
+        self._fake = fake
+        self.address = int(fake.cuMemAlloc(16)[1])
+        self.closed: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fake, name)
+
+    class CUipcMemHandle:  # noqa: D106 - the driver's own name
+        def __init__(self) -> None:
+            self._content = ctypes.create_string_buffer(64)
+
+        def getPtr(self) -> int:  # noqa: D102, N802 - the driver's own name
+            return ctypes.addressof(self._content)
+
+    def cuIpcOpenMemHandle(self, handle: CUipcMemHandle, flags: int) -> tuple[int, int]:  # noqa: D102, N802
+        sent = ctypes.string_at(handle.getPtr(), 64) == self.HANDLE
+        return (0, self.address) if sent and flags == 1 else (400, 0)
+
+    def cuIpcCloseMemHandle(self, address: int) -> tuple[int]:  # noqa: D102, N802
+        self.closed.append(address)
+        return (0,)
+
+
+@pytest.mark.parametrize("handle", [Exports.HANDLE, bytes(64)])
+def test_a_gpus_handle_is_opened_by_its_bytes_and_let_go(program: Program, handle: bytes) -> None:
+    """All but the driver's own doing: the bytes that were sent, offsets, the refusal, the end."""
+    memory = {"kind": "cuda-ipc", "handle": base64.b64encode(handle).decode(), "nbytes": 16}
+    wanted = program(pieces={"LOAD": f"hear(); MEMORY = {memory}; loaded(offset=4)"})
+    device = Device("fake")
+    exports = Exports(device._cu)
+    device._cu = exports
+    loader = CommandLoader(wanted.command or ())
+    try:
+        loader.greet("cuda:0")
+        load = Load(checkpoint=wanted.checkpoint, options={}, deadline_s=1.0)
+        if handle != Exports.HANDLE:
+            with pytest.raises(CommandError, match="cuIpcOpenMemHandle returned 400"):
+                timed_load(loader, device, load, 0.0)
+            return
+        handed, _ = timed_load(loader, device, load, 0.0)
+        assert handed["a"].data_ptr() == exports.address + 4
+        device.write(exports.address, b"0123456789abcdef")
+        (found,) = device.manifest(handed).tensors
+        assert found.sha256 == hashlib.sha256(b"456789ab").hexdigest()
+        handed.close()
+        assert exports.closed == [exports.address]
+    finally:
+        loader._process.kill()
+        loader._process.communicate()
+        device.close()
 
 
 def test_an_answer_that_is_there_before_the_load_is_refused(program: Program) -> None:

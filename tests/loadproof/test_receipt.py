@@ -26,7 +26,7 @@ from loadproof.measure.environment import describe_environment
 from loadproof.measure.gpu import GpuConditions
 from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.memory import MemoryPeaks
-from loadproof.measure.messages import DeviceFacts, Failure, Result
+from loadproof.measure.messages import DeviceFacts, Failure, LoaderIdentity, Result
 from loadproof.measure.trial import Trial, TrialPlan
 from loadproof.plan.arms import Arm, InstalledArm
 from loadproof.plan.policy import load_policy
@@ -204,6 +204,30 @@ def test_what_a_timing_leg_shows_forbids_a_verdict(changes: dict[str, Any], code
     made = receipt(seen)
     assert made.predicate.exit_status == 3
     assert code in {reason.code for reason in made.predicate.conclusion.reasons}
+
+
+def identities(baseline: LoaderIdentity, candidate: LoaderIdentity) -> Trial:
+    """A trial of programs that say this of themselves."""
+    seen = trial()
+    for number, each in enumerate(seen.legs):
+        _with(seen, number, identity=candidate if each.arm == "B" else baseline)
+    return seen
+
+
+def test_a_program_has_one_environment_in_a_trial_and_one_version_in_an_arm() -> None:
+    """Another compiler, or a version that changes on the way, forbids a verdict."""
+    one = LoaderIdentity(name="x", version="1", environment={"cuda": "13.0", "cc": "14"})
+    newer = msgspec.structs.replace(one, version="2", environment={"cc": "14", "cuda": "13.0"})
+    other = msgspec.structs.replace(newer, environment={"cuda": "12.9", "cc": "14"})
+    mixed = identities(one, one)
+    _with(mixed, 5, identity=newer)
+    for seen, doubted in (
+        (identities(one, newer), False),
+        (identities(one, other), True),
+        (mixed, True),
+    ):
+        codes = {reason.code for reason in receipt(seen).predicate.conclusion.reasons}
+        assert ("environment-changed" in codes) == doubted
 
 
 def test_legs_from_different_cache_states_are_inconclusive() -> None:

@@ -25,7 +25,7 @@ FILE_NAME = "loadproof.toml"
 _BUILD_PLACES = ("python", "source", "site")
 _COMMAND_PLACES = ("python", "site")
 _PLACE = re.compile(r"\{(\w*)\}")
-_ENTRY_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+_ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 # --no-deps and --no-index keep an arm to its own code: no network, no other packages.
 _PIP_INSTALL = (
@@ -50,7 +50,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     build: _Words = _PIP_INSTALL
-    entry: Annotated[str, msgspec.Meta(pattern=_ENTRY_PATTERN)] | None = None
+    entry: str | None = None
     command: _Words | None = None
     options: dict[str, Any] = {}
 
@@ -97,6 +97,8 @@ def _wrong(project: Project) -> str | None:
     """Say what the types cannot refuse."""
     if (project.entry is None) == (project.command is None):
         return "give either 'entry' (a Python function) or 'command' (a program)"
+    if project.entry is not None and not _ENTRY.fullmatch(project.entry):
+        return f"'entry' has to be package.module:function, and is {project.entry!r}"
     for name, words, known in (
         ("build", project.build, _BUILD_PLACES),
         ("command", project.command or (), _COMMAND_PLACES),
