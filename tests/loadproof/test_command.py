@@ -441,7 +441,7 @@ class Exports:
         return (0,)
 
 
-@pytest.mark.parametrize("handle", [Exports.HANDLE, bytes(64)])
+@pytest.mark.parametrize("handle", [Exports.HANDLE, bytes(64)], ids=["right", "wrong"])
 def test_a_gpus_handle_is_opened_by_its_bytes_and_let_go(program: Program, handle: bytes) -> None:
     """All but the driver's own doing: the bytes that were sent, offsets, the refusal, the end."""
     memory = {"kind": "cuda-ipc", "handle": base64.b64encode(handle).decode(), "nbytes": 16}
@@ -470,12 +470,21 @@ def test_a_gpus_handle_is_opened_by_its_bytes_and_let_go(program: Program, handl
         device.close()
 
 
-def test_an_answer_that_is_there_before_the_load_is_refused(program: Program) -> None:
+def test_an_answer_that_is_there_before_the_load_is_refused(
+    program: Program, tmp_path: Path
+) -> None:
     """However late it is seen, one that was sent before the clock ran is not timed."""
-    wanted = program(pieces={"HELLO": "hear(); ready(); loaded()"})
+    greeted = tmp_path / "greeted"
+    waits = f"""
+        hear(); ready()
+        while not os.path.exists({str(greeted)!r}): time.sleep(0.01)
+        loaded()
+        """
+    wanted = program(pieces={"HELLO": waits})
     loader = CommandLoader(wanted.command or ())
     try:
         loader.greet("shared-memory")
+        greeted.touch()
         assert select.select([loader._answers], [], [], 60.0)[0]
         with pytest.raises(CommandError, match="before it was asked") as caught:
             loader.timed_load(Load(checkpoint="x", options={}, deadline_s=1.0), 0.0)
