@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from fixtures.checkpoints import Tensor, write_checkpoint
+from fixtures.legs import run
 from fixtures.programs import PROJECTS, program_request, reference_request
 from fixtures.repositories import commit_all
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
-from loadproof.measure.leg import run_leg
 from loadproof.measure.messages import (
     CopyChunk,
     Failure,
@@ -87,7 +87,7 @@ def wanted(tmp_path: Path, weights: Path) -> Request:
 
 def result(request: Request) -> Result:
     """Run a leg that has to have a result."""
-    ended = run_leg(request, 300.0)
+    ended = run(request, 300.0)
     assert isinstance(ended.outcome, Result), (ended.outcome, ended.said)
     return ended.outcome
 
@@ -139,7 +139,7 @@ def test_a_handle_that_is_none_is_refused(tmp_path: Path, weights: Path) -> None
     site = tmp_path / "garbage"
     site.mkdir()
     (site / "loader.py").write_text(GARBAGE)
-    found = run_leg(program_request(site, weights, DEVICE), 300.0).outcome
+    found = run(program_request(site, weights, DEVICE), 300.0).outcome
     assert isinstance(found, Failure)
     assert found.code == "protocol-memory"
     assert "cuIpcOpenMemHandle returned" in found.sentence

@@ -13,9 +13,9 @@ import jsonschema
 import msgspec
 
 from fixtures.checkpoints import Tensor, write_checkpoint
+from fixtures.legs import run
 from fixtures.programs import program_request
 from loadproof.measure import protocol
-from loadproof.measure.leg import run_leg
 from loadproof.measure.messages import Result
 from loadproof.plan.project import FILE_NAME, read_project
 
@@ -103,7 +103,7 @@ def test_the_conversation_runs_as_it_is_written(tmp_path: Path) -> None:
     site.mkdir()
     write_checkpoint(checkpoint, [[Tensor("a", "BF16", (2, 3))]], seed=1)
     (site / "loader.py").write_text(PROGRAM.replace("ANSWERS", repr([ready, loaded, bye])))
-    found = run_leg(program_request(site, checkpoint), 60.0).outcome
+    found = run(program_request(site, checkpoint)).outcome
     assert isinstance(found, Result), found
     assert (found.tensors, found.nbytes) == (1, 12)
     assert found.identity is not None

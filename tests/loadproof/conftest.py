@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -49,7 +48,6 @@ def stub(tmp_path: Path, checkpoint: Path) -> Callable[..., Request]:
             "digest": package_digest(package),
             "checkpoint": str(checkpoint),
             "device": "fake",
-            "parent": os.getpid(),
         }
         return Request(**(values | changes))  # type: ignore[arg-type] # a test's shorthand
 

@@ -18,6 +18,7 @@ import msgspec
 import psutil
 import pytest
 
+from fixtures.legs import HARNESS, run
 from fixtures.processes import written
 from fixtures.programs import program_request, reference_request
 from loadproof.measure.command import CommandError, CommandLoader
@@ -25,7 +26,6 @@ from loadproof.measure.device import Device
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.measure.handed_out import timed_load
-from loadproof.measure.leg import run_leg
 from loadproof.measure.messages import (
     CopyChunk,
     Failure,
@@ -131,7 +131,7 @@ def in_shared_memory() -> Iterator[Path]:
 
 def outcome(wanted: Request, timeout_s: float = 60.0) -> Result | Failure:
     """Run a leg and check that none of its processes is left."""
-    ended = run_leg(wanted, timeout_s)
+    ended = run(wanted, timeout_s)
     assert psutil.Process().children(recursive=True) == []
     return ended.outcome
 
@@ -403,7 +403,7 @@ def test_a_device_that_a_program_cannot_have_is_told(program: Program, device: s
 
 def test_the_memory_is_the_programs(program: Program) -> None:
     """What is watched is the process that loads: its peak and its high-water mark."""
-    ended = run_leg(
+    ended = run(
         program(pieces={"LOAD": "hear(); kept = b'x' * (200 << 20); time.sleep(0.3); loaded()"}),
         60.0,
     )
@@ -504,16 +504,7 @@ def test_a_killed_harness_leaves_no_program(program: Program, tmp_path: Path) ->
         time.sleep(1000)
         """
     wanted = msgspec.json.encode(program(pieces={"LOAD": tells}))
-    harness_source = (
-        "import msgspec, os, sys\n"
-        "from loadproof.measure.leg import run_leg\n"
-        "from loadproof.measure.messages import Request\n"
-        "request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)\n"
-        "run_leg(msgspec.structs.replace(request, parent=os.getpid()), 60.0)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", harness_source], stdin=subprocess.PIPE
-    ) as harness:
+    with subprocess.Popen([sys.executable, "-c", HARNESS], stdin=subprocess.PIPE) as harness:
         try:
             assert harness.stdin is not None
             with harness.stdin:

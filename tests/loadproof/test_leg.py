@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +12,14 @@ import msgspec
 import psutil
 import pytest
 
+from fixtures.legs import HARNESS, run
 from fixtures.processes import TELL_AND_HANG, written
+from loadproof.errors import LegError
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.measure.leg import run_leg
 from loadproof.measure.messages import Failure, FlipBit, Request, Result
+from loadproof.measure.template import Template
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +73,7 @@ TWO_FACED = """
 
 def outcome(request: Request, timeout_s: float = 60.0) -> Result | Failure:
     """Run a leg and check that none of its processes is left."""
-    ended = run_leg(request, timeout_s)
+    ended = run(request, timeout_s)
     assert psutil.Process().children(recursive=True) == []
     return ended.outcome
 
@@ -254,7 +256,7 @@ def test_what_a_loader_prints_does_not_reach_the_harness(stub: Stub) -> None:
             os.write(1, b"noise")
             return _load(*arguments, **options)
         """
-    ended = run_leg(stub(source), 60.0)
+    ended = run(stub(source), 60.0)
     assert isinstance(ended.outcome, Result)
     assert "noise" in ended.said
 
@@ -288,14 +290,7 @@ def test_a_killed_harness_leaves_no_leg(stub: Stub, tmp_path: Path) -> None:
     """SIGKILL to the harness ends its leg too."""
     source = TELL_AND_HANG.format(path=str(tmp_path / "pid"))
     request = msgspec.json.encode(stub(source))
-    harness_source = (
-        "import msgspec, os, sys\n"
-        "from loadproof.measure.leg import run_leg\n"
-        "from loadproof.measure.messages import Request\n"
-        "request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)\n"
-        "run_leg(msgspec.structs.replace(request, parent=os.getpid()), 60.0)\n"
-    )
-    command = [sys.executable, "-c", harness_source]
+    command = [sys.executable, "-c", HARNESS]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as harness:
         try:
             assert harness.stdin is not None
@@ -308,8 +303,47 @@ def test_a_killed_harness_leaves_no_leg(stub: Stub, tmp_path: Path) -> None:
     assert not leg.is_running() or leg.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_leg_whose_parent_is_already_gone_ends_at_once(stub: Stub) -> None:
-    """A request that names another parent is not worked on."""
-    found = outcome(stub(REAL, parent=os.getpid() + 1))
-    assert isinstance(found, Failure)
-    assert found.code == "leg-mute"
+def test_a_template_that_cannot_import_says_so() -> None:
+    """A module that is missing is an error before any leg, and the process is gone."""
+    with pytest.raises(LegError, match="forked from"):
+        Template(["no_such_module"])
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_template_that_was_killed_says_so(stub: Stub) -> None:
+    """A leg that can no longer be forked is an error, and nothing waits for it."""
+    with Template([]) as template:
+        (process,) = psutil.Process().children()
+        process.kill()
+        with pytest.raises(LegError, match="forked from"):
+            run_leg(stub(REAL), template, 60.0)
+
+
+def test_legs_are_strangers_to_each_other(stub: Stub) -> None:
+    """What a leg imports and sets stays in it, and each leads a session of its own."""
+    source = """
+        import os, sys
+        from weightload import load as _load
+
+        assert not hasattr(sys, "was_here") and os.getsid(0) == os.getpid()
+        sys.was_here = True
+
+        def load(*arguments, **options):
+            return _load(*arguments, **options)
+        """
+    request = stub(source)
+    with Template([]) as template:
+        for _ in range(2):
+            ended = run_leg(request, template, 60.0)
+            assert isinstance(ended.outcome, Result), ended.said
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_the_template_holds_no_loader() -> None:
+    """Whatever an arm brings is imported in its own legs: the template has none of it."""
+    source = (
+        "import sys, loadproof.measure.template; "
+        "print(sorted({'weightload', 'torch', 'transformers'} & set(sys.modules)))"
+    )
+    told = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True)
+    assert told.stdout.strip() == b"[]"

@@ -9,8 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from fixtures.legs import run
 from loadproof.measure import memory
-from loadproof.measure.leg import run_leg
 from loadproof.measure.memory import MemorySampler, anonymous_bytes, read_fields
 from loadproof.measure.messages import Result
 
@@ -37,7 +37,7 @@ def test_a_spike_of_300_ms_is_seen(stub: Callable[..., Request]) -> None:
             del spike
             return _load(*arguments, **options)
         """
-    ended = run_leg(stub(source), 60.0)
+    ended = run(stub(source), 60.0)
     assert isinstance(ended.outcome, Result)
     peak = ended.memory.process_anonymous_bytes
     assert peak is not None

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.checkpoints import Tensor, write_checkpoint
+from fixtures.legs import run
 from loadproof.measure.digest import Manifest, TensorDigest, digest_chunks
 from loadproof.measure.ground_truth import file_manifest, read_chunks, tensor_places
-from loadproof.measure.leg import run_leg
 from loadproof.measure.messages import Request, Result, Truth
 from loadproof.measure.mismatch import _first_run, explain
 
@@ -173,7 +173,7 @@ def test_a_tensor_that_was_never_loaded_holds_poison(
 ) -> None:
     """A loader that skips a tensor is found out, and the bytes say that nobody wrote them."""
     truth = Truth(str(checkpoint), file_manifest(tensor_places(checkpoint)))
-    ended = run_leg(stub(SKIPS_ONE, kind="hash", truth=truth), 60.0)
+    ended = run(stub(SKIPS_ONE, kind="hash", truth=truth), 60.0)
     assert isinstance(ended.outcome, Result), ended.said
     assert {name: each.content for name, each in ended.outcome.mismatches.items()} == {
         "head": "poison"

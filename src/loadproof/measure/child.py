@@ -35,7 +35,6 @@ from loadproof.measure.memory import high_water_bytes, storage_read_bytes
 from loadproof.measure.messages import Elsewhere, Failure, Message, Request, Result, Stage
 from loadproof.measure.mismatch import explain
 from loadproof.measure.plants import plant_on_device
-from loadproof.measure.process import end_with
 from loadproof.measure.protocol import Load
 from loadproof.plan.identity import package_digest, package_folder
 
@@ -88,7 +87,6 @@ def main() -> None:
     """Do one leg, as asked on standard input."""
     channel = _Channel()
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    end_with(request.parent)
     steps = _Steps(channel)
     try:
         answer: Message = _leg(request, steps)

@@ -66,7 +66,17 @@ def run_league(
         installed: The loaders by the names that were asked for.
         progress: Told before each leg: what it is, its number from 0, and how many there are.
     """
-    league, runner = League(), LegRunner(setting)
+    with LegRunner(setting) as runner:
+        return _run(setting, installed, progress, runner)
+
+
+def _run(
+    setting: Setting,
+    installed: Mapping[str, InstalledArm],
+    progress: Callable[[str, int, int], None],
+    runner: LegRunner,
+) -> League:
+    league = League()
     total = len(installed) * (1 + 2 * setting.blocks)
     for name, each in installed.items():
         progress(f"hash {name}", len(league.legs), total)

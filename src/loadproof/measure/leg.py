@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from contextlib import suppress
@@ -24,7 +22,8 @@ from loadproof.measure.messages import Elsewhere, Failure, Message, Request, Res
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import IO
+
+    from loadproof.measure.template import ForkedLeg, Template
 
 _decoder = msgspec.json.Decoder(Message)
 
@@ -43,25 +42,23 @@ class Ended(msgspec.Struct, frozen=True):
     said: str
 
 
-def run_leg(request: Request, timeout_s: float, mapped_files: Sequence[str] = ()) -> Ended:
+def run_leg(
+    request: Request, template: Template, timeout_s: float, mapped_files: Sequence[str] = ()
+) -> Ended:
     """Run one leg to its end.
 
     Args:
         request: What to do.
+        template: What it is forked from.
         timeout_s: After this the leg's processes are killed and it counts as failed.
         mapped_files: Names of files whose private copies in memory are watched for.
+
+    Raises:
+        LegError: The template is gone.
     """
-    # -P: a file of the current folder must not stand in for the harness.
-    command = [sys.executable, "-P", "-m", "loadproof.measure.child"]
     with tempfile.TemporaryFile() as said:
         sampler = MemorySampler(mapped_files)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            start_new_session=True,
-        )
+        process = template.fork(said.fileno())
         sampler.start(process.pid)
         timed_out = threading.Event()
         watchdog = threading.Timer(timeout_s, _expire, (process.pid, timed_out))
@@ -85,17 +82,13 @@ def run_leg(request: Request, timeout_s: float, mapped_files: Sequence[str] = ()
 
 
 def _converse(
-    process: subprocess.Popen[bytes], request: Request, sampler: MemorySampler
+    process: ForkedLeg, request: Request, sampler: MemorySampler
 ) -> list[Message | None]:
     """Send the request and read messages to the end; None stands for a line that is none."""
-    source: IO[bytes] | None = process.stdin
-    answers: IO[bytes] | None = process.stdout
-    if source is None or answers is None:
-        raise AssertionError
-    with suppress(BrokenPipeError), source:
+    with suppress(BrokenPipeError), process.stdin as source:
         source.write(msgspec.json.encode(request))
     messages: list[Message | None] = []
-    with answers:
+    with process.stdout as answers:
         for line in answers:
             try:
                 messages.append(_decoder.decode(line))
@@ -106,7 +99,7 @@ def _converse(
             if isinstance(messages[-1], Result | Failure):
                 break
     # Let it end by itself, but do not collect it yet: its id has to stay taken.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process.await_end()
     return messages
 
 

@@ -6,9 +6,8 @@ A leg is never dropped and never run again; what it saw, or why it saw nothing, 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -19,9 +18,12 @@ from loadproof.measure.digest import Difference, Manifest
 from loadproof.measure.leg import run_leg
 from loadproof.measure.memory import MemoryPeaks
 from loadproof.measure.messages import Failure, Plant, Request, Result, Truth
+from loadproof.measure.template import Template
 from loadproof.plan.policy import Policy
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from loadproof.plan.arms import InstalledArm
 
 Purpose = Literal["hash", "control", "time"]
@@ -117,13 +119,31 @@ class Turned(NamedTuple):
 
 
 class LegRunner:
-    """Runs legs under one setting."""
+    """Runs legs under one setting, until it is closed."""
 
     def __init__(self, setting: Setting) -> None:
+        """Prepare.
+
+        Raises:
+            LegError: The process that legs are forked from could not start.
+        """
         self._setting = setting
-        self._base_available = available_bytes()
         kind, _, ordinal = setting.device.partition(":")
         self._ordinal = int(ordinal) if kind == "cuda" and ordinal.isdigit() else None
+        # On the fake device no leg needs torch.
+        self._template = Template(["torch"] if kind == "cuda" else [])
+        self._base_available = available_bytes()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._template.close()
 
     def run(
         self,
@@ -158,7 +178,6 @@ class LegRunner:
             digest=installed.arm.digest,
             checkpoint=str(checkpoint or setting.checkpoint),
             device=setting.device,
-            parent=os.getpid(),
             delay_fraction=delay_fraction,
             plant=plant,
             truth=None if timing else Truth(str(setting.checkpoint), setting.truth),
@@ -168,7 +187,7 @@ class LegRunner:
         )
         prepared = cache_state.prepare(setting.shards, setting.cache)
         names = () if timing else tuple(path.name for path in setting.shards)
-        ended = run_leg(request, setting.policy.leg_timeout_s, names)
+        ended = run_leg(request, self._template, setting.policy.leg_timeout_s, names)
         result = ended.outcome if isinstance(ended.outcome, Result) else None
         read_bytes = result.read_bytes if result else None
         # Curves of every leg would be most of a receipt; the first block's are shown.

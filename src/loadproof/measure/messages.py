@@ -125,7 +125,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         digest: Digest that the imported package must have; for a program, the whole site.
         checkpoint: What to load.
         device: ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
-        parent: Process id of the harness; the leg ends when that one does.
         delay_fraction: Sleep for this fraction of the load's own time, inside the timed part.
         plant: What to change on the device before reading back.
         truth: What to explain wrong bytes by; only in hash legs.
@@ -141,7 +140,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     checkpoint: str
     device: str
-    parent: int
     delay_fraction: float = 0.0
     plant: Plant | None = None
     truth: Truth | None = None

@@ -65,16 +65,22 @@ def run_trial(plan: TrialPlan, progress: Callable[[str, int, int], None]) -> Tri
         plan: What to run.
         progress: Told before each leg: what it is, its number from 0, and how many there are.
     """
-    return _Run(plan, progress).run()
+    with LegRunner(plan) as runner:
+        return _Run(plan, progress, runner).run()
 
 
 class _Run:
     """A trial being run."""
 
-    def __init__(self, plan: TrialPlan, progress: Callable[[str, int, int], None]) -> None:
+    def __init__(
+        self,
+        plan: TrialPlan,
+        progress: Callable[[str, int, int], None],
+        runner: LegRunner,
+    ) -> None:
         self._plan = plan
         self._progress = progress
-        self._runner = LegRunner(plan)
+        self._runner = runner
         self._schedule = mirrored_blocks(ARMS, plan.blocks, plan.seed)
         self._places = {each.name: each for each in tensor_places(plan.checkpoint)}
         self._total = 2 * plan.policy.hash_legs + len(CONTROLS) + len(self._schedule)
