@@ -174,7 +174,8 @@ def _work(records: Sequence[Record], addresses: Sequence[int]) -> ShardWork:
 
 
 def _describe(report: LoadReport, ring: Ring, slab_bytes: Sequence[int]) -> None:
-    report.slot_count, report.slot_bytes = len(ring.slots), SLOT_BYTES
-    report.ring_memory, report.pinned_bytes = ring.kind, ring.pinned_bytes
-    report.fallbacks += ring.memories[0].refusals
+    memory = ring.memory
+    report.slot_count, report.slot_bytes = memory.slot_count, SLOT_BYTES
+    report.ring_memory, report.pinned_bytes = memory.kind, memory.pinned_bytes
+    report.fallbacks += memory.refusals
     report.device_bytes, report.slabs = sum(slab_bytes), len(slab_bytes)

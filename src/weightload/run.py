@@ -50,11 +50,6 @@ if TYPE_CHECKING:
     from weightload.verify import Verifier
 
 
-# Filling huge pages and pinning them takes longer than everything else that is done before
-# the first read; this many slots let the reads begin.
-_FIRST_SLOTS = 6
-
-
 @dataclass
 class Run:
     """One call of `load`, with its arguments checked."""
@@ -74,7 +69,6 @@ class Run:
     read_ahead_bytes: int
     release: ReleaseQueue | bool | None
     measure_limits: bool
-    later_slots: int = 0
 
     def load(
         self,
@@ -117,36 +111,13 @@ class Run:
             return Loaded(tensors, report, digests, closing)
 
     def _begin_ring(self, gpu: Device, slots: int, staging: Cleanup) -> Reservation | None:
-        """Begin to pin the slots; mapping routes need none.
-
-        A discrete device is given the first few; the others follow in `_grow`.
-        """
+        """Begin to pin the slots; mapping routes need none."""
         if self.route not in {AUTO, *STAGED_ROUTES}:
             return None
         pinned = self.route != "pageable"
-        if pinned and gpu.profile.registers_ring:
-            first = min(slots, _FIRST_SLOTS)
-            self.later_slots = slots - first
-            slots = first
         reservation = Reservation(gpu, self.system, slots, self.slot_bytes, pinned=pinned)
         staging.undo(reservation.cancel)
         return reservation
-
-    def _grow(self, gpu: Device, ring: Ring | None) -> None:
-        """Pin the slots that were left for later, while the first ones are in use."""
-        if ring is None or not self.later_slots or ring.kind == "pageable":
-            return
-        reservation = Reservation(gpu, self.system, self.later_slots, self.slot_bytes)
-        try:
-            memory = reservation.finish()
-        except BaseException:
-            reservation.cancel()
-            raise
-        self.report.fallbacks += memory.refusals
-        if memory.kind == "pageable":
-            memory.free()
-        else:
-            ring.grow(memory)
 
     def _release(self, gpu: Device, shards: Sequence[Shard]) -> None:
         """Give the pages back, or queue the shards for whoever does it later."""
@@ -217,20 +188,17 @@ class Run:
                 work.append(item)
                 yield self._carrier(item, ring, copies, staging)
 
-        def meanwhile() -> None:
-            self._grow(gpu, ring)
+        def make_tensors() -> None:
             tensors.update(destination.tensors())
 
         with report.phase("stream"):
             try:
                 with ahead or nullcontext(), self._hashing(ring):
-                    upload.run(carriers(), self._threads_for(selection), meanwhile)
+                    upload.run(carriers(), self._threads_for(selection), make_tensors)
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
                 raise
-        if ring is not None:
-            report.slot_count, report.pinned_bytes = len(ring.slots), ring.pinned_bytes
         report.read_ahead_bytes = ahead.read_bytes if ahead else 0
         if self.measure_limits:
             self._measure_limits(work, ring, copies)
@@ -308,8 +276,9 @@ class Run:
         report.tensors = sum(len(part.records) for part in selection.shards)
         report.wanted_bytes = selection.wanted_bytes
         if ring is not None:
-            report.slot_count, report.slot_bytes = len(ring.slots), self.slot_bytes
-            report.ring_memory, report.pinned_bytes = ring.kind, ring.pinned_bytes
-            report.fallbacks += ring.memories[0].refusals
+            memory = ring.memory
+            report.slot_count, report.slot_bytes = memory.slot_count, self.slot_bytes
+            report.ring_memory, report.pinned_bytes = memory.kind, memory.pinned_bytes
+            report.fallbacks += memory.refusals
         report.device_bytes = sum(destination.slab_bytes)
         report.slabs = len(destination.slab_bytes)

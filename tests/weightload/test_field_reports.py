@@ -37,7 +37,7 @@ def delivered(folder: Path, fake: FakeCuda, **keywords: Any) -> weightload.LoadR
         return loaded.report
 
 
-@pytest.mark.parametrize(("profile", "ring"), [("h200", "registered"), ("gb10", "pinned")])
+@pytest.mark.parametrize(("profile", "ring"), [("h200", "registered0"), ("gb10", "pinned0")])
 @pytest.mark.parametrize("route", ["direct", "buffered"])
 def test_no_copy_reads_file_pages(model: Path, profile: str, ring: str, route: str) -> None:
     """Copies from cold mapped pages crawl (vllm-exl3#28): every source is in the ring."""

@@ -326,44 +326,6 @@ def test_partial_allocation_is_cleaned_up(model: Path, call: str, nth: int) -> N
         assert caught.value.name == "CUDA_ERROR_UNKNOWN"
 
 
-GROWN: dict[str, Any] = {"slot_bytes": SLOT, "slot_count": 9, "threads": 4}
-
-
-def test_a_discrete_ring_grows_while_its_first_slots_are_in_use(model: Path) -> None:
-    """All slots come, in two registrations, and both are given back; an integrated one has one."""
-    fake = FakeCuda("h200")
-    loaded = weightload.load(model, driver=fake, **GROWN)
-    assert (loaded.report.slot_count, loaded.report.pinned_bytes) == (9, 9 * SLOT)
-    calls = driver_calls(fake)
-    assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == 2
-    check_delivered(fake, loaded, model)
-    fake = FakeCuda("gb10")
-    loaded = weightload.load(model, driver=fake, **GROWN)
-    assert loaded.report.slot_count == 9
-    assert driver_calls(fake).count("cuMemHostAlloc") == 1
-    check_delivered(fake, loaded, model)
-
-
-def test_a_ring_that_cannot_grow_loads_with_its_first_slots(model: Path) -> None:
-    """Later pins that are refused are said, and nothing is lost or pageable."""
-    fake = FakeCuda("h200")
-    for call, nth in (("cuMemHostRegister", 2), ("cuMemHostAlloc", 1)):
-        fake.faults.fail(call, fake.CUresult.CUDA_ERROR_OUT_OF_MEMORY, nth=nth)
-    loaded = weightload.load(model, driver=fake, **GROWN)
-    assert (loaded.report.slot_count, loaded.report.pinned_bytes) == (6, 6 * SLOT)
-    assert len(loaded.report.fallbacks) == 2
-    check_delivered(fake, loaded, model)
-
-
-@pytest.mark.parametrize(("call", "nth"), [("cuMemHostRegister", 2), ("cuEventCreate", 8)])
-def test_a_ring_that_fails_while_it_grows_is_cleaned_up(model: Path, call: str, nth: int) -> None:
-    """An unknown failure of the second part ends the load, and both parts are given back."""
-    with FakeCuda("h200") as fake:
-        fake.faults.fail(call, fake.CUresult.CUDA_ERROR_UNKNOWN, nth=nth)
-        with pytest.raises(weightload.DriverError, match=call):
-            weightload.load(model, driver=fake, **GROWN)
-
-
 @pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize"])
 @pytest.mark.parametrize("nth", [1, 5])
 @pytest.mark.parametrize("stream_lost", [False, True])

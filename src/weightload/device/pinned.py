@@ -101,10 +101,10 @@ class Reservation:
         self._staging: Staging | None = None
         if not pinned:
             self._memory = _pageable(slot_count, slot_bytes, [])
-        elif device.profile.registers_ring:
-            self._staging = Staging(system, slot_count * slot_bytes)
-        else:
+        elif device.profile.integrated or not device.profile.host_register:
             self._memory = self._allocate()
+        else:
+            self._staging = Staging(system, slot_count * slot_bytes)
 
     def finish(self) -> RingMemory:
         """The memory, now pinned; it is the caller's to free.

@@ -47,11 +47,6 @@ class DeviceProfile:
     read_only_register: bool
 
     @property
-    def registers_ring(self) -> bool:
-        """Whether the ring is memory of our own that is registered; see `pinned`."""
-        return self.host_register and not self.integrated
-
-    @property
     def is_gb10(self) -> bool:
         """Whether this is a GB10: capability 12.1, integrated, host page tables."""
         return self.capability == (12, 1) and self.integrated and self.host_page_tables

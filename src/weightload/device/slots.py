@@ -1,8 +1,7 @@
 """The ring: slots reserved once, and the rule for when one may be written again.
 
 Pinning costs time, so the ring is small, is reserved before the weights take their
-memory (some kernels fail pins under device-memory pressure). A discrete device gets its
-last slots while the first are in use: only its own memory is under pressure there. A slot
+memory (some kernels fail pins under device-memory pressure), and never grows. A slot
 may be written again only when its own event says that the copies out of it have run:
 to settle. A copy, event or wait that fails proves nothing about its own slot, because
 a driver call may return an earlier call's error; such a slot is quarantined, neither
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightload.device.driver import Driver
-    from weightload.device.pinned import PinKind, RingMemory
+    from weightload.device.pinned import RingMemory
 
 
 @dataclass(eq=False)
@@ -56,7 +55,7 @@ class Ring:
     """All slots. Safe to use from several threads.
 
     Attributes:
-        memories: where the slots lie.
+        memory: where the slots lie.
         slots: all of them, whatever their state.
         quarantined: slots set aside for good.
     """
@@ -68,46 +67,28 @@ class Ring:
             DriverError: an event could not be made; the memory was given back.
         """
         self._driver = driver
-        self.memories: list[RingMemory] = []
+        self.memory = memory
         self.slot_bytes = slot_bytes
         self.quarantined: list[Slot] = []
         self._changed = threading.Condition()
         self._closed = False
         self._waiting = 0
         self._in_flight: deque[Slot] = deque()
-        self._free: deque[Slot] = deque()
         self.slots: list[Slot] = []
         try:
-            self.grow(memory)
+            self._make_slots()
         except BaseException:
             with suppress(DriverError):
                 self.close()
             raise
+        self._free = deque(self.slots)
 
-    def grow(self, memory: RingMemory) -> None:
-        """Add the slots of more memory, which is the ring's from now on, also after an error.
-
-        Raises:
-            DriverError: an event could not be made.
-        """
-        self.memories.append(memory)
-        for number in range(memory.slot_count):
-            address = memory.address + number * self.slot_bytes
+    def _make_slots(self) -> None:
+        for number in range(self.memory.slot_count):
+            address = self.memory.address + number * self.slot_bytes
             buffer = (ctypes.c_ubyte * self.slot_bytes).from_address(address)
             event = int(self._driver.call("cuEventCreate", EVENT_DISABLE_TIMING))
-            slot = Slot(address, memoryview(buffer).cast("B"), event)
-            self.slots.append(slot)
-            self._put(self._free, slot)
-
-    @property
-    def kind(self) -> PinKind:
-        """How the memory is pinned; the first part's, as later ones are pinned or not taken."""
-        return self.memories[0].kind
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes that the driver pinned."""
-        return sum(memory.pinned_bytes for memory in self.memories)
+            self.slots.append(Slot(address, memoryview(buffer).cast("B"), event))
 
     def take(self, let_go: Callable[[], None] | None = None) -> Slot:
         """A slot that may be written; settles the oldest one in flight when none is free.
@@ -217,8 +198,7 @@ class Ring:
         self._closed = True
         with Cleanup() as closing:
             # Undone in reverse: settle what is in flight, destroy the events, free the memory.
-            for memory in self.memories:
-                closing.undo(self._free_memory, memory)
+            closing.undo(self._free_memory)
             for slot in self.slots:
                 closing.undo(self._destroy_event, slot)
             closing.undo(self.settle_all)
@@ -227,8 +207,8 @@ class Ring:
         if slot not in self.quarantined:
             self._driver.call("cuEventDestroy", slot.event)
 
-    def _free_memory(self, memory: RingMemory) -> None:
+    def _free_memory(self) -> None:
         if self.quarantined:
-            memory.abandon()
+            self.memory.abandon()
         else:
-            memory.free()
+            self.memory.free()
