@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from fixtures.checkpoints import Tensor, write_checkpoint
 from loadproof.errors import CheckpointError
+from loadproof.measure.controls import draw_controls
 from loadproof.measure.digest import (
     Difference,
     Manifest,
@@ -24,7 +25,13 @@ from loadproof.measure.digest import (
     differences,
     digest_chunks,
 )
-from loadproof.measure.ground_truth import file_manifest, shard_paths, tensor_places
+from loadproof.measure.ground_truth import (
+    file_manifest,
+    read_chunks,
+    require_weights,
+    shard_paths,
+    tensor_places,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,7 +187,7 @@ ONE = b'"dtype":"U8","shape":[2],"data_offsets":'
         (b"[" * 5000, b"", "not JSON"),
         (b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0.0,2.0]}}', b"ab", "does not fit"),
         (b'{"a":{"dtype":"U8","shape":[2.0],"data_offsets":[0,2]}}', b"ab", "does not fit"),
-        (b'{"a\\ud800":{' + ONE + b"[0,2]}}", b"ab", "describes tensor"),
+        (b'{"a\\ud800":{' + ONE + b"[0,2]}}", b"ab", "half of a surrogate pair"),
         (b'{"a":{' + ONE + b'[0,2]},"a":{' + ONE + b"[0,2]}}", b"ab", "twice"),
         (b'{"a":{' + ONE + b"[0,2]}}", b"abc", "1 bytes after"),
         (b'{"a":{' + ONE + b"[1,3]}}", b"abc", "gap or an overlap"),
@@ -202,3 +209,82 @@ def test_a_pipe_is_refused_without_waiting_on_it(tmp_path: Path, name: str) -> N
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match="not a regular file"):
         tensor_places(tmp_path)
+
+
+def _two_shards(folder: Path) -> dict[str, Any]:
+    """Write two shards with their index; return the index."""
+    write_checkpoint(folder, [[Tensor("a", "F32", (3,))], [Tensor("b", "F32", (3,))]], seed=1)
+    index: dict[str, Any] = json.loads((folder / "model.safetensors.index.json").read_text())
+    return index
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "says"),
+    [
+        ({"a": FIRST, "b": SECOND, "c": SECOND}, f"puts tensor 'c' into {SECOND}, which does not"),
+        ({"a": FIRST, "b": FIRST}, f"puts tensor 'b' into {FIRST}, which does not hold it"),
+        ({"a": SECOND, "b": FIRST}, f"puts tensor 'a' into {SECOND}, and it is in {FIRST}"),
+        ({"b": SECOND, "c": FIRST}, f"does not name tensor 'a', which is in {FIRST}"),
+        ({"a": FIRST, "b": "model-00003-of-00003.safetensors"}, "first model-00003-of-00003"),
+        ({}, "names no shard"),
+    ],
+)
+def test_an_index_and_its_shards_must_agree(
+    tmp_path: Path, weight_map: dict[str, str], says: str
+) -> None:
+    """Both ways: what the index names is in that shard, and what a shard holds is named."""
+    index = _two_shards(tmp_path)
+    text = json.dumps(index | {"weight_map": weight_map})
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        tensor_places(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_that_is_missing_without_an_index_is_told(tmp_path: Path) -> None:
+    """Shards that number themselves promise their siblings."""
+    shards = [[Tensor(name, "F32", (3,))] for name in "abc"]
+    write_checkpoint(tmp_path, shards, seed=1)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert [each.name for each in tensor_places(tmp_path)] == ["a", "b", "c"]
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="lacks 1 of its 3 shards, first model-00002-of"):
+        tensor_places(tmp_path)
+
+
+def test_several_indexes_are_refused(tmp_path: Path) -> None:
+    """Which of two indexes is meant is not for the reader to choose."""
+    index = _two_shards(tmp_path)
+    (tmp_path / "model.fp16.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="has several indexes"):
+        shard_paths(tmp_path)
+
+
+def test_a_file_that_goes_away_is_one_sentence(checkpoint: Path) -> None:
+    """Reading a tensor's bytes, for a digest or for a control, tells what the system said."""
+    places = tensor_places(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    for read in (
+        lambda: list(read_chunks(places[0])),
+        lambda: file_manifest(places),
+        lambda: draw_controls(places, 1),
+    ):
+        with pytest.raises(CheckpointError, match="cannot be read: No such file or directory"):
+            read()
+
+
+def test_a_path_that_the_system_refuses_is_one_sentence(tmp_path: Path) -> None:
+    """Whatever the system says of a path becomes a sentence."""
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        shard_paths(tmp_path / ("a" * 300))
+
+
+@pytest.mark.parametrize("tensors", [[], [Tensor("empty", "F32", (0, 4))]])
+def test_a_checkpoint_of_no_bytes_is_refused(tmp_path: Path, tensors: list[Tensor]) -> None:
+    """With nothing in it there is nothing to load and nothing to compare."""
+    write_checkpoint(tmp_path, [tensors], seed=1)
+    with pytest.raises(CheckpointError, match="not one byte of weights"):
+        require_weights(tmp_path, tensor_places(tmp_path))

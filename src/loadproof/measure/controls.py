@@ -11,11 +11,11 @@ exchanged without anybody's being able to tell.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from loadproof.measure.ground_truth import read_range
 from loadproof.measure.messages import CopyChunk, FlipBit, Plant, SwapChunks
 
 if TYPE_CHECKING:
@@ -71,7 +71,11 @@ class Drawn(msgspec.Struct, frozen=True):
 
 
 def draw_controls(places: Sequence[TensorPlace], seed: int) -> list[Drawn]:
-    """Choose one of each kind; a kind that these tensors have no room for is left out."""
+    """Choose one of each kind; a kind that these tensors have no room for is left out.
+
+    Raises:
+        CheckpointError: A file cannot be read any more.
+    """
     generator = random.Random(f"controls/{seed}")  # noqa: S311 -- reproducible, not secret
     candidates = [each for each in places if each.nbytes]
     if not candidates:
@@ -143,9 +147,7 @@ def _draw_copy(candidates: Sequence[TensorPlace], generator: random.Random) -> D
 
 
 def _read(place: TensorPlace, byte: int, nbytes: int) -> bytes:
-    with Path(place.path).open("rb") as file:
-        file.seek(place.offset + byte)
-        return file.read(nbytes)
+    return b"".join(read_range(place, byte, nbytes))
 
 
 def _first_difference(left: bytes, right: bytes) -> int | None:

@@ -2,7 +2,9 @@
 
 A second, deliberately small reader of safetensors: standard JSON, plain buffered reads, one
 tensor after the other.  It shares no code with any loader, so a fault in a loader's reader
-cannot hide behind the same fault here.
+cannot hide behind the same fault here.  Where it is not certain which bytes are meant (two
+indexes, an index that its shards contradict, a number missing among the shards), it says so
+and does not choose: a loader that chose otherwise could not be told from a wrong one.
 
 Format: https://huggingface.co/docs/safetensors, "Format" (8 bytes little-endian header
 length, JSON header, data; offsets count from the end of the header).
@@ -12,10 +14,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -23,10 +26,11 @@ from loadproof.errors import CheckpointError
 from loadproof.measure.digest import Manifest, TensorDigest, digest_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
-_INDEX = "model.safetensors.index.json"
+_INDEX_ENDING = ".safetensors.index.json"
+_NUMBERED = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 _SINGLE = "model.safetensors"
 _CHUNK_BYTES = 4 << 20
 # The format's own limit on the header.
@@ -65,46 +69,33 @@ class TensorPlace(msgspec.Struct, frozen=True):
     nbytes: int
 
 
+class _Layout(NamedTuple):
+    """The files of a checkpoint, and which tensor its index puts where; None without an index."""
+
+    paths: list[Path]
+    shard_of: dict[str, str] | None
+
+
 def shard_paths(checkpoint: Path) -> list[Path]:
     """Return the files that make up a checkpoint: those of its index, or its only file.
 
     Raises:
-        CheckpointError: There is no such folder or file, or a shard of it is missing.
+        CheckpointError: There is no such folder or file, a shard of it is missing, or it has
+            several indexes.
     """
-    if checkpoint.is_file():
-        return [checkpoint]
-    if not checkpoint.is_dir():
-        raise CheckpointError(
-            f"There is no checkpoint at {checkpoint}; name a folder or a file of safetensors."
-        )
-    present = sorted(checkpoint.glob("*.safetensors"))
-    indexes = sorted(checkpoint.glob("*.safetensors.index.json"))
-    if indexes:
-        index = checkpoint / _INDEX if (checkpoint / _INDEX) in indexes else indexes[0]
-        paths = [checkpoint / name for name in _indexed_names(index)]
-    else:
-        paths = [each for each in present if each.name == _SINGLE] or present
-    if not paths:
-        raise CheckpointError(
-            f"{checkpoint} holds no .safetensors file; name the folder that holds the weights."
-        )
-    missing = [path.name for path in paths if not path.exists()]
-    if missing:
-        raise CheckpointError(
-            f"{checkpoint} lacks {len(missing)} of its {len(paths)} shards, "
-            f"first {missing[0]}; download the checkpoint again."
-        )
-    return paths
+    return _layout(checkpoint).paths
 
 
 def tensor_places(checkpoint: Path) -> list[TensorPlace]:
     """Return every tensor of a checkpoint, sorted by name.
 
     Raises:
-        CheckpointError: A shard is missing, cut short, a Git-LFS pointer or not safetensors.
+        CheckpointError: A shard is missing, cut short, a Git-LFS pointer or not safetensors, or
+            the index and the shards do not name the same tensors.
     """
+    layout = _layout(checkpoint)
     places: dict[str, TensorPlace] = {}
-    for path in shard_paths(checkpoint):
+    for path in layout.paths:
         for place in _shard_places(path):
             if place.name in places:
                 raise CheckpointError(
@@ -112,7 +103,22 @@ def tensor_places(checkpoint: Path) -> list[TensorPlace]:
                     "that does not belong."
                 )
             places[place.name] = place
+    if layout.shard_of is not None:
+        _require_agreement(checkpoint, layout.shard_of, places)
     return [places[name] for name in sorted(places)]
+
+
+def require_weights(checkpoint: Path, places: Sequence[TensorPlace]) -> None:
+    """Refuse a checkpoint in which there is nothing to load.
+
+    Raises:
+        CheckpointError: It has no tensors, or none with a byte in it.
+    """
+    if not any(each.nbytes for each in places):
+        raise CheckpointError(
+            f"{checkpoint} holds {len(places)} tensors and not one byte of weights, so there is "
+            "nothing to compare; name another checkpoint."
+        )
 
 
 def file_manifest(places: list[TensorPlace]) -> Manifest:
@@ -141,10 +147,24 @@ def read_chunks(place: TensorPlace) -> Iterator[bytes]:
     Raises:
         CheckpointError: The file cannot be read, or is shorter than it was.
     """
-    left = place.nbytes
+    return read_range(place, 0, place.nbytes)
+
+
+def read_range(place: TensorPlace, first: int, nbytes: int) -> Iterator[bytes]:
+    """Read some of a tensor's bytes from its file, in chunks.
+
+    Args:
+        place: Where the tensor lies.
+        first: Offset into its bytes.
+        nbytes: How many; they lie inside the tensor.
+
+    Raises:
+        CheckpointError: The file cannot be read, or is shorter than it was.
+    """
+    left = nbytes
     try:
         with Path(place.path).open("rb") as file:
-            file.seek(place.offset)
+            file.seek(place.offset + first)
             while left:
                 chunk = file.read(min(left, _CHUNK_BYTES))
                 if not chunk:
@@ -154,14 +174,75 @@ def read_chunks(place: TensorPlace) -> Iterator[bytes]:
                 left -= len(chunk)
                 yield chunk
     except OSError as error:
-        raise CheckpointError(f"{place.path} cannot be read: {error.strerror}.") from error
+        raise _unreadable(Path(place.path), error) from error
 
 
-def _indexed_names(index: Path) -> list[str]:
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read: {error.strerror}.")
+
+
+def _layout(checkpoint: Path) -> _Layout:
+    """Find the files of a checkpoint, every one of them there."""
+    try:
+        kind = checkpoint.stat().st_mode
+        names = sorted(each.name for each in checkpoint.iterdir()) if stat.S_ISDIR(kind) else None
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"There is no checkpoint at {checkpoint}; name a folder or a file of safetensors."
+        ) from error
+    except OSError as error:
+        raise _unreadable(checkpoint, error) from error
+    if names is None:
+        return _Layout([checkpoint], None)
+    shards = [name for name in names if name.endswith(".safetensors")]
+    indexes = [name for name in names if name.endswith(_INDEX_ENDING)]
+    shard_of = None
+    if len(indexes) > 1:
+        raise CheckpointError(
+            f"{checkpoint} has several indexes ({', '.join(indexes)}), so it is not certain which "
+            "weights are meant; name a folder that has one."
+        )
+    if indexes:
+        shard_of = _read_index(checkpoint / indexes[0])
+        shards = sorted(set(shard_of.values()))
+    elif _SINGLE in shards:
+        shards = [_SINGLE]
+    else:
+        shards = _with_siblings(shards)
+    if not shards:
+        raise CheckpointError(
+            f"{checkpoint} holds no .safetensors file; name the folder that holds the weights."
+        )
+    missing = [name for name in shards if name not in names]
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint} lacks {len(missing)} of its {len(shards)} shards, "
+            f"first {missing[0]}; download the checkpoint again."
+        )
+    return _Layout([checkpoint / name for name in shards], shard_of)
+
+
+def _with_siblings(names: Sequence[str]) -> list[str]:
+    """Add every shard that the numbering of the others promises."""
+    promised = set(names)
+    for name in names:
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is not None:
+            stem, count = numbered["stem"], numbered["count"]
+            promised |= {
+                f"{stem}-{number:05d}-of-{count}.safetensors"
+                for number in range(1, int(count) + 1)
+            }
+    return sorted(promised)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Read which tensor is in which shard."""
     if not index.is_file():
         raise CheckpointError(f"{index} is not a regular file; download the index again.")
     try:
-        names = sorted(set(_strict_json(index.read_bytes())["weight_map"].values()))
+        shard_of = _strict_json(index.read_bytes())["weight_map"]
+        names = set(shard_of.values())
     except (
         OSError,
         ValueError,
@@ -171,9 +252,34 @@ def _indexed_names(index: Path) -> list[str]:
         RecursionError,
     ) as error:
         raise CheckpointError(f"{index} is not an index of shards; download it again.") from error
-    if any(not isinstance(name, str) or Path(name).name != name for name in names):
-        raise CheckpointError(f"{index} names a shard outside its own folder.")
-    return names
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise CheckpointError(f"{index} names no shard, or one outside its own folder.")
+    return dict(shard_of)
+
+
+def _require_agreement(
+    checkpoint: Path, shard_of: Mapping[str, str], places: Mapping[str, TensorPlace]
+) -> None:
+    """Check index and shards both ways: the same tensors, each in the shard it is said to be in.
+
+    Raises:
+        CheckpointError: They differ.
+    """
+    found = {name: Path(place.path).name for name, place in places.items()}
+    for name in sorted(shard_of.keys() | found.keys()):
+        said, seen = shard_of.get(name), found.get(name)
+        if said == seen:
+            continue
+        if said is None:
+            what = f"does not name tensor {name!r}, which is in {seen}"
+        elif seen is None:
+            what = f"puts tensor {name!r} into {said}, which does not hold it"
+        else:
+            what = f"puts tensor {name!r} into {said}, and it is in {seen}"
+        raise CheckpointError(
+            f"The index of {checkpoint} {what}: index and shards are of different versions; "
+            "download both again."
+        )
 
 
 def _shard_places(path: Path) -> list[TensorPlace]:
@@ -186,7 +292,7 @@ def _shard_places(path: Path) -> list[TensorPlace]:
             file.seek(0)
             header, header_bytes = _header(file, file_bytes, path)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        raise _unreadable(path, error) from error
     start = 8 + header_bytes
     places = [
         _place(path, name, record, start)
@@ -249,10 +355,14 @@ def _header(file: BinaryIO, file_bytes: int, path: Path) -> tuple[dict[str, Any]
 
 
 def _place(path: Path, name: str, record: Any, start: int) -> TensorPlace:  # noqa: ANN401 -- JSON
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise CheckpointError(
+            f"{path} has a tensor whose name, {name!r}, holds half of a surrogate pair and "
+            "cannot be written as UTF-8; write the file again under another name."
+        )
     try:
         begin, end = record["data_offsets"]
         dtype, shape = record["dtype"], tuple(record["shape"])
-        name.encode("utf-8")
         bits = DTYPE_BITS[dtype] * math.prod(shape)
         # A bool is an int to Python; a float would fit and mean nothing.
         whole = all(type(number) is int for number in (begin, end, *shape))
@@ -263,7 +373,10 @@ def _place(path: Path, name: str, record: Any, start: int) -> TensorPlace:  # no
             and all(n >= 0 for n in shape)
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} describes tensor {name!r} wrongly: {error!r}.") from error
+        raise CheckpointError(
+            f"{path} describes tensor {name!r} wrongly: it takes a known dtype, a shape and two "
+            "byte positions; download the file again."
+        ) from error
     if not sound:
         raise CheckpointError(
             f"{path} gives tensor {name!r} a byte range that does not fit its dtype and shape."
