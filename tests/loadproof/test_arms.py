@@ -160,13 +160,30 @@ def test_a_missing_pip_is_told(
         install(repository, repository.worktree(), tmp_path / "arms")
 
 
-def test_a_revision_that_does_not_build_is_told(project: Path, tmp_path: Path) -> None:
-    """A broken pyproject is one sentence that names the revision."""
-    (project / "pyproject.toml").write_text(PROJECT.replace('version = "1"', ""))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PROJECT.replace('version = "1"', ""), "ValueError: Field `project.version` can only be"),
+        (PROJECT.replace('"weightload"', '"other"'), "ValueError: Unable to determine"),
+        (PROJECT + 'requires-python = ">=3.99"', "Package 'weightload' requires a different Pyth"),
+        ("[project", "TOMLDecodeError: Expected ']' at the end of a table declaration"),
+        (None, "Directory 'source' is not installable. Neither 'setup.py' nor"),
+    ],
+)
+def test_a_revision_that_does_not_build_is_told(
+    project: Path, tmp_path: Path, text: str | None, said: str
+) -> None:
+    """One sentence: the revision, and why by the build's own words, without a temporary path."""
+    if text is None:
+        (project / "pyproject.toml").unlink()
+    else:
+        (project / "pyproject.toml").write_text(text)
     repository = Repository(project)
     with pytest.raises(ArmError, match="'worktree' cannot be installed") as caught:
         install(repository, repository.worktree(), tmp_path / "arms")
+    assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
 
 
 def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:

@@ -28,6 +28,12 @@ from loadproof.plan.revisions import Repository, Revision
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Lines of pip's that carry a reason: the end of a traceback, or a complaint that is not just
+# the name of the step that failed.
+_TELLING = re.compile(r"[\w.]*(?:Error|Exception): |(?:ERROR|error): (?!Exception:|[a-z-]+$)")
+# The folders of an absolute path, whose last part is enough to read a reason by.
+_FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"]+/)+")
+
 
 class NamedLoader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A loader that is installed beside the harness.
@@ -249,5 +255,12 @@ def _build(project: Project, revision: Revision, source: Path, site: Path) -> No
             f"Revision {revision.spoken!r} cannot be built because its build backend is not "
             "installed here; install what its pyproject.toml lists under build-system (hatchling)."
         )
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
-    raise ArmError(f"Revision {revision.spoken!r} cannot be installed: {lines[-1]}.")
+    raise ArmError(f"Revision {revision.spoken!r} cannot be installed: {_reason(said)}.")
+
+
+def _reason(said: str) -> str:
+    """Find the one line of pip's output that says why, and cut the places out of it."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["pip said nothing"]
+    telling = [line for line in lines if _TELLING.match(line)]
+    line = (telling or lines)[-1].removeprefix("ERROR: ").replace("file://", "")
+    return _FOLDERS.sub("", line).rstrip(".")
