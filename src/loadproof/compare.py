@@ -12,12 +12,18 @@ from loadproof.errors import ArmError
 from loadproof.judge.standing import stand
 from loadproof.measure.cache_state import Wanted
 from loadproof.measure.environment import describe_environment
-from loadproof.measure.ground_truth import file_manifest, shard_paths, tensor_places
+from loadproof.measure.ground_truth import (
+    file_manifest,
+    require_weights,
+    shard_paths,
+    tensor_places,
+)
 from loadproof.measure.league import run_league
 from loadproof.measure.legs import Setting
 from loadproof.measure.messages import Result
 from loadproof.plan.arms import named_loader
 from loadproof.plan.policy import load_policy
+from loadproof.report.files import require_writable, write_run
 from loadproof.report.league import (
     RECORD_TYPE,
     LeagueRecord,
@@ -25,12 +31,15 @@ from loadproof.report.league import (
     render_league,
     render_league_page,
 )
-from loadproof.report.receipt import device_class, write_whole
+from loadproof.report.receipt import device_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RECORD_NAME = "league.json"
+TABLE_NAME = "league.md"
+PAGE_NAME = "league.html"
+WRITTEN = (RECORD_NAME, TABLE_NAME, PAGE_NAME)
 
 
 class LeagueJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +77,8 @@ def compare(job: LeagueJob, progress: Callable[[str, int, int], None]) -> League
         raise ArmError("Name each loader once, such as --loaders weightload,safetensors.")
     installed = {spoken: named_loader(spoken) for spoken in job.loaders}
     places = tensor_places(job.checkpoint)
+    require_weights(job.checkpoint, places)
+    require_writable(job.out, WRITTEN)
     progress("hashing the checkpoint", 0, 0)
     setting = Setting(
         policy=policy,
@@ -98,7 +109,10 @@ def compare(job: LeagueJob, progress: Callable[[str, int, int], None]) -> League
         entries=tuple(league.entries),
         legs=tuple(league.legs),
     )
-    write_whole(job.out / "league.md", render_league(record).encode())
-    write_whole(job.out / "league.html", render_league_page(record).encode())
-    write_whole(job.out / RECORD_NAME, encode_league(record))
+    files = {
+        RECORD_NAME: encode_league(record),
+        TABLE_NAME: render_league(record).encode(),
+        PAGE_NAME: render_league_page(record).encode(),
+    }
+    write_run(job.out, files, WRITTEN)
     return record

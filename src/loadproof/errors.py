@@ -35,6 +35,10 @@ class DeviceError(LoadproofError):
     """The device that was asked for is not here, or is not what it was asked to be."""
 
 
+class OutputError(LoadproofError):
+    """What a run would leave cannot be written where it was asked for; found before the run."""
+
+
 class LegError(LoadproofError):
     """A leg did not end with a result: it raised, was killed, or spoke no sense."""
 

@@ -1,8 +1,9 @@
 """One qualification from end to end: plan, measure, judge, report.
 
 Everything that a person can get wrong is checked before the first leg: the policy, the
-checkpoint (by the independent reader), both revisions, their installation.  The arms live in a
-temporary folder that is gone afterwards, however this ends.
+checkpoint (by the independent reader), the routes, where the receipt goes and the key that
+signs it, both revisions, their installation.  The arms live in a temporary folder that is gone
+afterwards, however this ends.
 """
 
 from __future__ import annotations
@@ -14,22 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+import weightload
 from loadproof.errors import ArmError, DeviceError
 from loadproof.judge.conclusion import conclude
 from loadproof.judge.verdict import Requirement
 from loadproof.measure.cache_state import Wanted
 from loadproof.measure.environment import describe_environment
-from loadproof.measure.ground_truth import file_manifest, shard_paths, tensor_places
+from loadproof.measure.ground_truth import (
+    file_manifest,
+    require_weights,
+    shard_paths,
+    tensor_places,
+)
 from loadproof.measure.messages import Failure
 from loadproof.measure.trial import Trial, TrialPlan, run_trial
 from loadproof.plan.arms import InstalledArm, choose, install, named_loader, split_options
 from loadproof.plan.policy import load_policy
 from loadproof.plan.project import read_project
 from loadproof.plan.revisions import Repository
-from loadproof.report.envelope import sign
+from loadproof.report.envelope import require_key, sign
+from loadproof.report.files import require_writable, write_run
 from loadproof.report.markdown import render
 from loadproof.report.page import render_page
-from loadproof.report.receipt import Statement, encode, make_receipt, write_whole
+from loadproof.report.receipt import Statement, encode, make_receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +49,7 @@ RECEIPT_NAME = "receipt.json"
 REPORT_NAME = "report.md"
 PAGE_NAME = "report.html"
 FAILED_LEG_NAME = "failed-leg.txt"
+# The receipt first: it vouches for the others.
 WRITTEN = (RECEIPT_NAME, REPORT_NAME, PAGE_NAME, FAILED_LEG_NAME)
 LOADER_PREFIX = "loader:"
 
@@ -117,8 +126,13 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
         LoadproofError: Something is not as it has to be; nothing was written then.
     """
     policy = load_policy(job.policy)
+    _require_routes(job)
     shards = tuple(shard_paths(job.checkpoint))
     places = tensor_places(job.checkpoint)
+    require_weights(job.checkpoint, places)
+    require_writable(job.out, WRITTEN)
+    if job.sign_key is not None:
+        require_key(job.sign_key)
     with tempfile.TemporaryDirectory(prefix="loadproof-arms-") as folder:
         baseline, candidate = _make_arms(job, Path(folder), progress)
         progress("hashing the checkpoint", 0, 0)
@@ -140,18 +154,49 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     _require_device(trial)
     conclusion = conclude(plan, trial, job.require, job.changed_routes)
     statement = make_receipt(plan, trial, conclusion, describe_environment())
-    receipt, report = job.out / RECEIPT_NAME, job.out / REPORT_NAME
-    write_whole(report, render(statement).encode())
-    write_whole(job.out / PAGE_NAME, render_page(statement).encode())
+    return _write(job, statement, trial.said)
+
+
+def _require_routes(job: Job) -> None:
+    """Refuse a route that our own loader does not have; other loaders' options are theirs.
+
+    Raises:
+        ArmError: There is no such route.
+    """
+    ours = [spoken for spoken in (job.baseline, job.candidate) if _is_ours(spoken)]
+    asked = [job.options.get("route"), *(split_options(each)[1].get("route") for each in ours)]
+    changed = job.changed_routes if _is_ours(job.candidate) else ()
+    unknown = [each for each in asked if ours and each not in (None, "auto", *weightload.ROUTES)]
+    unknown += [each for each in changed if each not in weightload.ROUTES]
+    if unknown:
+        raise ArmError(
+            f"weightload has no route {unknown[0]!r}; it has: {', '.join(weightload.ROUTES)}."
+        )
+
+
+def _is_ours(spoken: str) -> bool:
+    """Say whether an arm is weightload: a revision of it, or the one that is installed here."""
+    name, _ = split_options(spoken)
+    return not name.startswith(LOADER_PREFIX) or name == f"{LOADER_PREFIX}weightload"
+
+
+def _write(job: Job, statement: Statement, said: str) -> Qualified:
+    """Write the receipt and what stands beside it, all of it or nothing."""
     content = encode(statement)
-    if job.sign_key is not None:
-        content = sign(content, job.sign_key)
-    write_whole(receipt, content)
-    failed_leg = None
-    if trial.said:
-        failed_leg = job.out / FAILED_LEG_NAME
-        write_whole(failed_leg, trial.said.encode())
-    return Qualified(statement, receipt, report, failed_leg)
+    files = {
+        RECEIPT_NAME: content if job.sign_key is None else sign(content, job.sign_key),
+        REPORT_NAME: render(statement).encode(),
+        PAGE_NAME: render_page(statement).encode(),
+    }
+    if said:
+        files[FAILED_LEG_NAME] = said.encode()
+    write_run(job.out, files, WRITTEN)
+    return Qualified(
+        statement,
+        job.out / RECEIPT_NAME,
+        job.out / REPORT_NAME,
+        job.out / FAILED_LEG_NAME if said else None,
+    )
 
 
 def _make_arms(

@@ -11,10 +11,11 @@ import typer
 from loadproof.errors import ReceiptError
 from loadproof.report.changes import changes
 from loadproof.report.envelope import Opened, open_receipt
+from loadproof.report.files import write_whole
 from loadproof.report.league import RECORD_TYPE, decode_league, render_league, render_league_page
 from loadproof.report.markdown import headline, render
 from loadproof.report.page import render_page
-from loadproof.report.receipt import json_schema, write_whole
+from loadproof.report.receipt import json_schema
 
 app = typer.Typer(no_args_is_help=True, help="Read receipts: verify, show, compare.")
 

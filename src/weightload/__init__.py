@@ -32,6 +32,7 @@ from weightload.loaded import Loaded
 from weightload.ranks import LoadReady
 from weightload.release import Released, ReleaseQueue
 from weightload.report import LoadReport
+from weightload.routes import ROUTES
 
 if TYPE_CHECKING:
     from weightload.models.load import load_model
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from weightload.models.report import ModelReport
 
 __all__ = [
+    "ROUTES",
     "CheckpointError",
     "DeviceError",
     "DeviceMemoryError",

@@ -85,6 +85,9 @@ def test_an_earlier_receipt_does_not_make_the_tree_dirty(project: Path) -> None:
     assert not repository.worktree([receipt, project.parent / "elsewhere"]).dirty
     (project / "out" / "other.py").write_text("x = 1\n")
     assert repository.worktree([receipt]).dirty
+    ignored = project / "out" / "receipt.ignored"
+    ignored.write_text("{}")
+    assert not repository.worktree([receipt, ignored, project / "out" / "other.py"]).dirty
 
 
 def test_a_detached_head_needs_permission(project: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,10 @@ from fixtures.checkpoints import Tensor, write_checkpoint
 from fixtures.processes import TELL_AND_HANG, written
 from fixtures.repositories import commit_all, git
 from loadproof import cli
+from loadproof.qualify import WRITTEN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PROJECT = """
@@ -32,6 +35,43 @@ version = "1"
 LOADER = """
 def load(*_, **__):
     raise SystemError("this loader only fails")
+"""
+# Loads with the driver alone; in one leg it leaves the harness no byte to write, as a full disk
+# would, by a limit that even a superuser cannot exceed.
+FILLS_THE_DISK = """
+import ctypes, json, os, resource
+
+
+class Tensor:
+    def __init__(self, address, dtype, shape, nbytes):
+        self.data_ptr, self.dtype, self.shape, self.nbytes = lambda: address, dtype, shape, nbytes
+
+
+class Loaded(dict):
+    def close(self):
+        for tensor in self.values():
+            self.driver.cuMemFree(tensor.data_ptr())
+
+
+def load(checkpoint, *, device, driver):
+    open(os.path.join({legs!r}, str(os.getpid())), "w").close()
+    if len(os.listdir({legs!r})) == {number}:
+        resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (0, 0))
+    file = checkpoint if os.path.isfile(checkpoint) else checkpoint + "/model.safetensors"
+    with open(file, "rb") as source:
+        content = source.read()
+    start = 8 + int.from_bytes(content[:8], "little")
+    loaded = Loaded()
+    loaded.driver = driver
+    for name, entry in json.loads(content[8:start]).items():
+        data = content[start:][slice(*entry["data_offsets"])]
+        _, address = driver.cuMemAlloc(max(1, len(data)))
+        _, pinned = driver.cuMemHostAlloc(max(1, len(data)), 0)
+        ctypes.memmove(pinned, data, len(data))
+        driver.cuMemcpyHtoD(address, pinned, len(data))
+        driver.cuMemFreeHost(pinned)
+        loaded[name] = Tensor(address, entry["dtype"], entry["shape"], len(data))
+    return loaded
 """
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
 
@@ -160,36 +200,130 @@ def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) ->
     assert "Traceback" in (project / "out" / "failed-leg.txt").read_text()
 
 
-def test_a_full_disk_leaves_no_receipt(project: Path, checkpoint: Path) -> None:
-    """When no file can grow, the receipt is not half there, and the sentence says so."""
-    code = (
-        "import resource, signal, sys\n"
-        "from loadproof import qualify\n"
-        "from loadproof.cli import main\n"
-        "whole = qualify.write_whole\n"
-        "def limited(path, content):\n"
-        "    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "    before = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))\n"
-        "    try:\n"
-        "        whole(path, content)\n"
-        "    finally:\n"
-        "        resource.setrlimit(resource.RLIMIT_FSIZE, before)\n"
-        "qualify.write_whole = limited\n"
-        "main()\n"
-    )
-    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, "qualify", *options],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert "cannot be written: File too large; nothing was left there." in done.stderr
+@pytest.fixture
+def filling(project: Path) -> Callable[[int], Path]:
+    """Have the project's loader load, and fill the disk under the harness in its n-th leg."""
+
+    def fill(number: int) -> Path:
+        """Return the folder in which every leg leaves a file called by its process id."""
+        legs = project.parent / "legs"
+        legs.mkdir()
+        source = FILLS_THE_DISK.format(legs=str(legs), number=number)
+        (project / "weightload" / "__init__.py").write_text(source)
+        commit_all(project, "it fills the disk")
+        return legs
+
+    return fill
+
+
+@pytest.mark.parametrize(("number", "earlier"), [(1, False), (7, False), (12, True)])
+def test_a_disk_that_fills_in_the_middle_of_a_trial(
+    project: Path, checkpoint: Path, filling: Callable[[int], Path], number: int, *, earlier: bool
+) -> None:
+    """In a hash leg, a control or a timing leg: 3, one sentence, nothing new and nobody left.
+
+    What an earlier trial left stays as it was, all of it.
+    """
+    legs = filling(number)
+    out = project / "out"
+    if earlier:
+        out.mkdir()
+        for name in WRITTEN:
+            (out / name).write_text("of an earlier trial")
+    done = qualify(project, checkpoint, "--blocks=1")
+    assert done.returncode == 3, done.stderr
+    assert "cannot be written: File too large; nothing of this run was left" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert list((project / "out").iterdir()) == []
+    left = {path.name: path.read_text() for path in out.iterdir()}
+    assert left == (dict.fromkeys(WRITTEN, "of an earlier trial") if earlier else {})
+    pids = [int(path.name) for path in legs.iterdir()]
+    assert len(pids) >= number
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("out", ["pyproject.toml", "pyproject.toml/below", "/proc/loadproof"])
+def test_an_out_that_takes_no_files_is_told_at_once(
+    project: Path, checkpoint: Path, filling: Callable[[int], Path], out: str
+) -> None:
+    """Not one leg runs for a receipt that could not be written."""
+    legs = filling(1)
+    done = qualify(project, checkpoint, f"--out={out}")
+    refuses(done, project, f"Nothing can be written to {out}: ")
+    assert list(legs.iterdir()) == []
+
+
+def test_a_key_that_cannot_sign_is_told_at_once(
+    project: Path, checkpoint: Path, filling: Callable[[int], Path]
+) -> None:
+    """Not one leg runs for a receipt that could not be signed."""
+    legs = filling(1)
+    done = qualify(project, checkpoint, "--sign-key=pyproject.toml")
+    refuses(done, project, "pyproject.toml cannot be used as a private key")
+    assert list(legs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--route=banana",
+        "--changed-route=banana",
+        "--changed-route=auto",
+        "--candidate=main?route=x",
+    ],
+)
+def test_a_route_that_weightload_lacks_is_told_at_once(
+    project: Path, checkpoint: Path, filling: Callable[[int], Path], option: str
+) -> None:
+    """Not one leg runs by a route that is none; the sentence lists those that there are."""
+    legs = filling(1)
+    refuses(qualify(project, checkpoint, option), project, "it has: direct, buffered,")
+    assert list(legs.iterdir()) == []
+
+
+def test_the_options_of_other_loaders_are_theirs(project: Path, checkpoint: Path) -> None:
+    """A foreign candidate's route is for itself to know."""
+    options = ["--candidate=loader:safetensors", "--changed-route=banana", "--blocks=1"]
+    assert qualify(project, checkpoint, *options).returncode == 3
+
+
+def test_a_checkpoint_of_no_bytes_is_told(project: Path, tmp_path: Path) -> None:
+    """Tensors without a byte in them can be loaded by anything."""
+    write_checkpoint(tmp_path / "empty", [[Tensor("empty", "F32", (0, 4))]], seed=1)
+    refuses(qualify(project, tmp_path / "empty"), project, "not one byte of weights")
+
+
+def test_a_device_is_named_once(project: Path, checkpoint: Path) -> None:
+    """The sentence on an unknown profile says what there is, and the name only once."""
+    done = command(project, "load", str(checkpoint), "--device=fake:xyz")
+    refuses(done, project, "no device profile 'xyz'; there are gb10")
+    assert done.stderr.count("xyz") == 1
+
+
+@pytest.mark.parametrize("name", ["digest", "load", "doctor"])
+def test_a_reader_that_goes_away_is_no_refutation(
+    project: Path, checkpoint: Path, name: str
+) -> None:
+    """With nobody at the other end of the pipe it ends quietly, as SIGPIPE would end it."""
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [] if name == "doctor" else [str(checkpoint)]
+    with os.fdopen(write, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "loadproof", name, *arguments],
+            cwd=project,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_the_help_lists_every_exit_status(project: Path) -> None:
+    """What a script may meet is in the help."""
+    said = command(project, "qualify", "--help").stdout
+    listed = said.partition("Exit status:")[2].partition("Options")[0]
+    for status in (0, 1, 2, 3, 4, 70, 130, 141):
+        assert re.search(rf"\b{status}\b", listed), status
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import socket
 from pathlib import Path
@@ -41,7 +39,6 @@ from loadproof.report.receipt import (
     encode,
     json_schema,
     make_receipt,
-    write_whole,
 )
 
 SECONDS = {"A": 1.0, "A'": 1.001, "B": 1.0, "S": 1.2}
@@ -401,26 +398,3 @@ def test_words_with_slashes_are_no_paths() -> None:
     """Units, fractions, addresses of the web and relative names stay."""
     for text in ("GB/s", "1/2", "and/or", "https://in-toto.io/Statement/v1", "a/b/c.py", "/"):
         assert without_paths(text) == text
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that fails is one sentence, and neither a new nor a temporary file is left."""
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ReceiptError, match="No space left on device"):
-        write_whole(tmp_path / "receipt.json", b"x")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_old_receipt_survives_a_failed_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was there stays whole until the new one is."""
-    write_whole(tmp_path / "receipt.json", b"old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "receipt.json", b"new")
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]

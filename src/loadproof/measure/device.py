@@ -340,8 +340,8 @@ def _open_fake(profile: str) -> Any:  # noqa: ANN401 -- shaped like the binding
 
     try:
         return fakecuda.FakeCuda(profile=profile)
-    except (LookupError, ValueError, OSError) as error:
-        raise DeviceError(f"The fake device has no profile {profile!r}: {error}.") from error
+    except ValueError as error:
+        raise DeviceError(f"The fake driver has {error}.") from error
 
 
 def _open_binding(ordinal: int) -> Any:  # noqa: ANN401 -- the binding publishes no types

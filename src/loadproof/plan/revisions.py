@@ -130,10 +130,18 @@ class Repository:
             archive.unlink(missing_ok=True)
 
     def _excluded(self, files: Sequence[Path]) -> list[str]:
-        """Return pathspecs that leave these files out, as far as they lie in the repository."""
+        """Return pathspecs that leave these files out, as far as git would take them in.
+
+        A pathspec for a file that git ignores anyway is an error to ``git add``.
+        """
         root = self._root.resolve()
         inside = [file.resolve() for file in files if file.resolve().is_relative_to(root)]
-        return [f":(exclude,literal,top){file.relative_to(root).as_posix()}" for file in inside]
+        if not inside:
+            return []
+        asked = [f":(literal,top){file.relative_to(root).as_posix()}" for file in inside]
+        known = ("--cached", "--others", "--exclude-standard")
+        names = self._git("ls-files", "-z", *known, "--", *asked).split("\0")
+        return [f":(exclude,literal,top){name}" for name in names if name]
 
     def _git(self, *arguments: str, more: dict[str, str] | None = None) -> str:
         """Run git in the repository and return its output without the last newline."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from loadproof.errors import ReceiptError
+from loadproof.errors import OutputError, ReceiptError
 from loadproof.report.receipt import Statement, decode
 
 if TYPE_CHECKING:
@@ -34,6 +34,18 @@ class Opened(msgspec.Struct, frozen=True):
 
     statement: Statement
     integrity: Integrity
+
+
+def require_key(key: Path) -> None:
+    """Try a private key before a run, by signing something with it.
+
+    Raises:
+        OutputError: securesystemslib is not installed, or the key cannot be used.
+    """
+    try:
+        sign(b"", key)
+    except ReceiptError as error:
+        raise OutputError(str(error)) from error
 
 
 def sign(content: bytes, key: Path) -> bytes:

@@ -5,18 +5,11 @@ whose predicate carries the raw samples, the seed, the policy, the environment, 
 and what was not run.  Without a signature it is *hashed*: it binds what it speaks of by digest
 and says nothing about who wrote it.
 
-A receipt is written whole or not at all: to a temporary file beside it, flushed to the disk,
-then renamed over the final name.
-
 Source: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
@@ -189,53 +182,6 @@ def decode(text: bytes) -> Statement:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema that every receipt matches, made from the classes above."""
     return msgspec.json.schema(Statement)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is either complete or not there.
-
-    Raises:
-        ReceiptError: The disk is full, or the folder cannot be written to.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            # Readable by whoever may read the person's other files; the default is owner only.
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except BaseException as error:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ReceiptError(
-                f"{path} cannot be written: {error.strerror}; nothing was left there."
-            ) from error
-        raise
-
-
-def _umask() -> int:
-    """Return the mask of new files, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest_set(arm: Arm) -> DigestSet:
