@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from loadproof.plan.arms import InstalledArm, choose, install, named_loader, spl
 from loadproof.plan.policy import load_policy
 from loadproof.plan.project import read_project
 from loadproof.plan.revisions import Repository
+from loadproof.plan.scratch import scratch_folder
 from loadproof.report.envelope import require_key, sign
 from loadproof.report.files import require_writable, write_run
 from loadproof.report.markdown import render
@@ -40,7 +42,7 @@ from loadproof.report.page import render_page
 from loadproof.report.receipt import Statement, encode, make_receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from loadproof.plan.arms import Arm
     from loadproof.plan.revisions import Revision
@@ -133,8 +135,8 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     require_writable(job.out, WRITTEN)
     if job.sign_key is not None:
         require_key(job.sign_key)
-    with tempfile.TemporaryDirectory(prefix="loadproof-arms-") as folder:
-        baseline, candidate = _make_arms(job, Path(folder), progress)
+    with _arms_folder() as folder:
+        baseline, candidate = _make_arms(job, folder, progress)
         progress("hashing the checkpoint", 0, 0)
         truth = file_manifest(places)
         plan = TrialPlan(
@@ -155,6 +157,24 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     conclusion = conclude(plan, trial, job.require, job.changed_routes)
     statement = make_receipt(plan, trial, conclusion, describe_environment())
     return _write(job, statement, trial.said)
+
+
+@contextmanager
+def _arms_folder() -> Iterator[Path]:
+    """Make the folder that the arms are installed into.
+
+    Raises:
+        ArmError: There is no room for one.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch_folder("arms"))
+        except OSError as error:
+            raise ArmError(
+                f"There is no folder for the arms: {error.strerror}; free some room in "
+                f"{tempfile.gettempdir()}, or name another place in TMPDIR."
+            ) from error
+        yield folder
 
 
 def _require_routes(job: Job) -> None:

@@ -361,6 +361,30 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     assert list(scratch.iterdir()) == []
 
 
+def test_no_room_for_the_arms_is_one_sentence(project: Path, checkpoint: Path) -> None:
+    """Where no folder can be made, the sentence says where room is needed."""
+    code = (
+        "import tempfile\n"
+        "from loadproof.cli import main\n"
+        "made = tempfile.mkdtemp\n"
+        "def full(*given, **more):\n"
+        "    if 'loadproof-arms' in str(more) + str(given):\n"
+        "        raise OSError(28, 'No space left on device')\n"
+        "    return made(*given, **more)\n"
+        "tempfile.mkdtemp = full\n"
+        "main()\n"
+    )
+    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "qualify", *options],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    refuses(done, project, "no folder for the arms: No space left on device; free some room in")
+
+
 def test_digest_and_load_agree(project: Path, checkpoint: Path) -> None:
     """The digest of the files equals that of the device, and a load reports its bytes."""
     files = command(project, "digest", str(checkpoint))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -347,3 +350,20 @@ def test_the_template_holds_no_loader() -> None:
     )
     told = subprocess.run([sys.executable, "-c", source], capture_output=True, check=True)
     assert told.stdout.strip() == b"[]"
+
+
+@pytest.mark.parametrize(("module", "name"), [(tempfile, "TemporaryFile"), (os, "pipe")])
+def test_a_leg_that_cannot_be_started_is_a_failure_with_a_code(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    """Without room for its output or for its pipes a leg has an outcome all the same."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    request = stub(REAL)
+    with Template([]) as template:
+        monkeypatch.setattr(module, name, full)
+        found = run_leg(request, template, 60.0).outcome
+    sentence = "Its process could not be started: No space left on device."
+    assert found == Failure("leg-not-started", sentence)

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +22,7 @@ from loadproof.measure.messages import Elsewhere, Failure, Message, Request, Res
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import IO
 
     from loadproof.measure.template import ForkedLeg, Template
 
@@ -56,9 +57,13 @@ def run_leg(
     Raises:
         LegError: The template is gone.
     """
-    with tempfile.TemporaryFile() as said:
-        sampler = MemorySampler(mapped_files)
-        process = template.fork(said.fileno())
+    sampler = MemorySampler(mapped_files)
+    try:
+        process, said = _start(template)
+    except OSError as error:
+        why = f"Its process could not be started: {error.strerror}."
+        return Ended(Failure("leg-not-started", why), sampler.stop(), "")
+    with said:
         sampler.start(process.pid)
         timed_out = threading.Event()
         watchdog = threading.Timer(timeout_s, _expire, (process.pid, timed_out))
@@ -79,6 +84,20 @@ def run_leg(
     if timed_out.is_set():
         outcome = Failure("leg-timeout", f"It did not end within {timeout_s:g} s and was killed.")
     return Ended(outcome, memory, text)
+
+
+def _start(template: Template) -> tuple[ForkedLeg, IO[bytes]]:
+    """Start a leg's process, its standard error going to a file that has no name.
+
+    Raises:
+        OSError: There is no room for the file or for the pipes.
+        LegError: The template is gone.
+    """
+    with ExitStack() as stack:
+        said = stack.enter_context(tempfile.TemporaryFile())
+        process = template.fork(said.fileno())
+        stack.pop_all()
+    return process, said
 
 
 def _converse(

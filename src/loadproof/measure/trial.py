@@ -6,8 +6,7 @@ they differ, the timing legs are not run and the receipt says so.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,9 +19,11 @@ from loadproof.measure.legs import Leg, LegRunner, NotRun, Purpose, Setting, Wei
 from loadproof.measure.messages import FlipBit
 from loadproof.plan.arms import InstalledArm  # noqa: TC001 -- a schema class reads it
 from loadproof.plan.schedule import ARMS, BASELINE, CANDIDATE, DELAYED, mirrored_blocks
+from loadproof.plan.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from loadproof.measure.controls import Drawn
     from loadproof.measure.messages import Plant, Result
@@ -129,13 +130,13 @@ class _Run:
     def _control(self, drawn: Drawn) -> bool:
         if drawn.name != FILE_BIT or not isinstance(drawn.plant, FlipBit):
             return self._judged(drawn, self._leg("control", CANDIDATE, plant=drawn.plant))
-        with tempfile.TemporaryDirectory(prefix="loadproof-file-bit-") as folder:
+        with ExitStack() as stack:
             try:
                 altered = plants.plant_in_file(
                     self._plan.checkpoint,
                     self._places[drawn.plant.tensor],
                     drawn.plant,
-                    Path(folder),
+                    stack.enter_context(scratch_folder("file-bit")),
                 )
             except OSError as error:
                 self._trial.not_run.append(
