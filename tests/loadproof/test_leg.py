@@ -122,7 +122,7 @@ def test_a_hash_leg_finds_the_files_bytes(stub: Stub, checkpoint: Path) -> None:
 def test_a_timing_leg_is_audited_after_its_clock(stub: Stub, checkpoint: Path) -> None:
     """What was timed is read back afterwards; nothing was copied off the device before."""
     truth = file_manifest(tensor_places(checkpoint))
-    found = outcome(stub(REAL, audit=truth))
+    found = outcome(stub(REAL, audit=truth, audit_bytes=truth.nbytes()))
     assert isinstance(found, Result), found
     assert found.audited_bytes == truth.nbytes()
     assert found.audit_wrong == ()
@@ -132,7 +132,7 @@ def test_a_timing_leg_is_audited_after_its_clock(stub: Stub, checkpoint: Path) -
 def test_a_loader_that_is_right_only_where_it_is_hashed(stub: Stub, checkpoint: Path) -> None:
     """A loader that tells timing from hashing and spares itself the bytes is found out."""
     truth = file_manifest(tensor_places(checkpoint))
-    found = outcome(stub(TWO_FACED, audit=truth))
+    found = outcome(stub(TWO_FACED, audit=truth, audit_bytes=truth.nbytes()))
     assert isinstance(found, Result), found
     assert found.audit_wrong
 
@@ -140,7 +140,7 @@ def test_a_loader_that_is_right_only_where_it_is_hashed(stub: Stub, checkpoint: 
 def test_what_is_loaded_when_it_is_asked_for_is_timed(stub: Stub, checkpoint: Path) -> None:
     """Lazy tensors are asked for their addresses inside the timed part."""
     truth = file_manifest(tensor_places(checkpoint))
-    found = outcome(stub(LAZY, audit=truth, delay_fraction=0.0))
+    found = outcome(stub(LAZY, audit=truth, audit_bytes=truth.nbytes(), delay_fraction=0.0))
     assert isinstance(found, Result), found
     assert found.audit_wrong == ()
     assert found.device_taken_bytes

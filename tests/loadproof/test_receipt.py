@@ -398,3 +398,30 @@ def test_words_with_slashes_are_no_paths() -> None:
     """Units, fractions, addresses of the web and relative names stay."""
     for text in ("GB/s", "1/2", "and/or", "https://in-toto.io/Statement/v1", "a/b/c.py", "/"):
         assert without_paths(text) == text
+
+
+def not_run(seen: Trial, what: str) -> list[str]:
+    """Why a trial's receipt says that something was not run."""
+    return [each.why for each in receipt(seen).predicate.not_run if each.what == what]
+
+
+def test_a_ring_that_was_never_full_is_not_said_to_settle() -> None:
+    """With a slot for every read the bytes say nothing about a slot that is used again."""
+    settled = "a slot that is settled and used again"
+    for reads, said in ((3, True), (4, True), (5, False), ("4", False)):
+        seen = trial()
+        _with(seen, 0, report={"reads": reads, "slot_count": 4})
+        assert bool(not_run(seen, settled)) == said
+    assert not_run(trial(), settled) == []
+
+
+def test_an_audit_says_how_much_it_read() -> None:
+    """The least that a timing leg read back, of how much; nothing is said when it was all."""
+    missing = "the bytes of every tensor after every timing leg"
+    assert not_run(trial(), missing) == []
+    seen = trial()
+    _with(seen, 5, audited_bytes=3)
+    (why,) = not_run(seen, missing)
+    assert "at least 3 of 8 bytes" in why
+    assert "48 timing legs were read back" in render(receipt(seen))
+    assert "at least 3 of 8 bytes" in render(receipt(seen))

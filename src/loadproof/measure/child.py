@@ -17,7 +17,6 @@ import sys
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from random import SystemRandom
 
 # By their own names, before any loader is imported: what one puts in their place later is not
 # what measures it.
@@ -29,6 +28,7 @@ import msgspec
 import fakecuda  # noqa: F401 -- the harness's own, before the arm's folder is on the path
 import loadproof
 from loadproof.errors import LoadproofError
+from loadproof.measure.audit import Audit, audit
 from loadproof.measure.command import CommandError, CommandLoader
 from loadproof.measure.handed_out import AnyDevice, open_device, timed_load
 from loadproof.measure.memory import high_water_bytes, storage_read_bytes
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from loadproof.measure.digest import Manifest, Mismatch
 
 _Loader: TypeAlias = "Callable[..., Any] | CommandLoader"
-# Read back after the clock of a timing leg: enough to find a loader that did not load.
-_AUDIT_BYTES = 32 << 20
 
 
 class _WrongCodeError(LoadproofError):
@@ -126,10 +124,10 @@ def _leg(request: Request, steps: _Steps) -> Result:
     copies = device.device_to_host_copies()
     if request.site is not None and not isinstance(loader, CommandLoader):
         _check_origin(request, loader)
-    audit = _Audit()
+    audited = Audit()
     if request.audit is not None:
         with steps.step("audit"):
-            audit = _audit(request.audit, device, loaded)
+            audited = audit(request.audit, request.audit_bytes, device, loaded)
     seen = _look(request, steps, device, loaded) if request.kind == "hash" else _Seen()
     report = getattr(loaded, "report", None)
     sizes = [int(tensor.nbytes) for tensor in loaded.values()]
@@ -156,37 +154,10 @@ def _leg(request: Request, steps: _Steps) -> Result:
         poisoned_bytes=seen.poisoned_bytes,
         manifest=seen.manifest,
         mismatches=seen.mismatches,
-        audited_bytes=audit.nbytes,
-        audit_wrong=audit.wrong,
+        audited_bytes=audited.nbytes,
+        audit_wrong=audited.wrong,
         identity=loader.identity if isinstance(loader, CommandLoader) else None,
     )
-
-
-class _Audit(NamedTuple):
-    """What a timing leg read back after its clock had stopped."""
-
-    nbytes: int | None = None
-    wrong: tuple[str, ...] = ()
-
-
-def _audit(truth: Manifest, device: AnyDevice, loaded: Mapping[str, Any]) -> _Audit:
-    """Read back a sample of the tensors, drawn only now, so that no loader can know it.
-
-    A loader that is fast because it did not load, or that loads rightly only where it is
-    hashed, is found here.
-    """
-    wanted = {each.name: each.sha256 for each in truth.tensors if each.nbytes}
-    wrong = [] if set(loaded) == {each.name for each in truth.tensors} else ["(names)"]
-    nbytes = 0
-    names = sorted(wanted.keys() & set(loaded))
-    for name in SystemRandom().sample(names, len(names)):
-        if nbytes >= _AUDIT_BYTES:
-            break
-        (found,) = device.manifest({name: loaded[name]}).tensors
-        nbytes += found.nbytes
-        if found.sha256 != wanted[name]:
-            wrong.append(name)
-    return _Audit(nbytes, tuple(wrong))
 
 
 class _Seen(NamedTuple):

@@ -182,6 +182,7 @@ class LegRunner:
             plant=plant,
             truth=None if timing else Truth(str(setting.checkpoint), setting.truth),
             audit=setting.truth if timing else None,
+            audit_bytes=setting.policy.audit_bytes,
             options={**setting.options, **installed.arm.options},
             deadline_s=setting.policy.leg_timeout_s,
         )

@@ -129,6 +129,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         plant: What to change on the device before reading back.
         truth: What to explain wrong bytes by; only in hash legs.
         audit: What a timing leg's tensors must be; only in timing legs.
+        audit_bytes: How many bytes of them it reads back, or a little more.
         options: More keyword arguments for the loader.
         deadline_s: When the harness will end the leg.
     """
@@ -144,6 +145,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     plant: Plant | None = None
     truth: Truth | None = None
     audit: Manifest | None = None
+    audit_bytes: int = 0
     options: dict[str, Any] = {}
     deadline_s: float = 0.0
 
@@ -218,9 +220,9 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=
 
     Attributes:
         code: A stable word: ``no-device``, ``wrong-code``, ``loader-raised``, ``device``,
-            ``leg-killed``, ``leg-timeout``, ``leg-mute``, or for a loader that is a program
-            ``loader-ended``, ``protocol-line``, ``protocol-order``, ``protocol-version``,
-            ``protocol-tensors`` or ``protocol-memory``.
+            ``leg-not-started``, ``leg-killed``, ``leg-timeout``, ``leg-mute``, or for a loader
+            that is a program ``loader-ended``, ``protocol-line``, ``protocol-order``,
+            ``protocol-version``, ``protocol-tensors`` or ``protocol-memory``.
         sentence: The same for people.
     """
 

@@ -36,6 +36,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         confidence: Two-sided confidence of every interval.
         planted_delay_fraction: Arm S's delay, as a fraction of that load's own time.
         hash_legs: Fresh processes per arm whose device bytes are read back and hashed.
+        audit_bytes: How many bytes a timing leg reads back after its clock has stopped, from
+            tensors drawn at random; whole tensors, so a little more.
         coverage_min: Smallest fraction of the bytes that must take the changed route.
         leg_timeout_s: A leg that takes longer is killed and counts as failed.
         memory_missing_bytes_max: A leg is marked when it began with MemAvailable further below
@@ -53,6 +55,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     confidence: _Fraction
     planted_delay_fraction: _Positive
     hash_legs: Annotated[int, msgspec.Meta(ge=1)]
+    audit_bytes: Annotated[int, msgspec.Meta(ge=1)]
     coverage_min: Annotated[float, msgspec.Meta(ge=0, le=1)]
     leg_timeout_s: _Positive
     memory_missing_bytes_max: Annotated[int, msgspec.Meta(ge=0)]

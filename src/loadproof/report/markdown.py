@@ -141,6 +141,7 @@ def _weights(statement: Statement) -> Iterator[str]:
         f"{predicate.tensors} tensors, {predicate.checkpoint_bytes:,} bytes; digest of all: "
         f"`sha256:{statement.subject[0].digest.sha256}`."
     )
+    yield from _audits(predicate)
     yield ""
     for each in predicate.weights:
         state = f"{len(each.differences)} tensors differ" if each.differences else "equal"
@@ -152,6 +153,20 @@ def _weights(statement: Statement) -> Iterator[str]:
         planted = f"{control.planted}, in `{control.tensor}`"
         yield f"- Control `{control.name}` ({planted}): blamed {blamed}."
         yield from (f"  - seen: {each}" for each in control.seen[:3])
+
+
+def _audits(predicate: Predicate) -> Iterator[str]:
+    read = [
+        result.audited_bytes
+        for arm in ARMS
+        for _, result in _results(predicate.legs, arm)
+        if result.audited_bytes is not None
+    ]
+    if read:
+        yield (
+            f"{len(read)} timing legs were read back after their clocks had stopped, each at "
+            f"least {min(read):,} of {predicate.checkpoint_bytes:,} bytes."
+        )
 
 
 def provenance(predicate: Predicate) -> Iterator[str]:

@@ -27,6 +27,8 @@ from loadproof.plan.policy import Policy
 from loadproof.report.privacy import first_private_text, without_paths
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from loadproof.measure.trial import Trial, TrialPlan
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -209,6 +211,7 @@ def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tup
     unknown = next((leg.cache.why for leg in trial.legs if leg.cache.state == "unknown"), None)
     if unknown is not None:
         missing.append(NotRun("a proven page-cache state", unknown))
+    missing += [*_partly_audited(plan, trial), *_ring_never_full(trial)]
     bare = [each for each in trial.weights if (each.poisoned_bytes or 0) < plan.truth.nbytes()]
     if bare:
         missing.append(
@@ -228,6 +231,37 @@ def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tup
     if refused is not None:
         missing.append(NotRun("the GPU's clocks, power and temperature", refused))
     return tuple(missing)
+
+
+def _partly_audited(plan: TrialPlan, trial: Trial) -> Iterator[NotRun]:
+    """Say how little of what was timed was read back, when it was not all of it."""
+    read = [
+        leg.outcome.audited_bytes
+        for leg in trial.legs
+        if isinstance(leg.outcome, Result) and leg.outcome.audited_bytes is not None
+    ]
+    if read and min(read) < plan.truth.nbytes():
+        yield NotRun(
+            "the bytes of every tensor after every timing leg",
+            f"each leg read back a random sample, at least {min(read):,} of "
+            f"{plan.truth.nbytes():,} bytes",
+        )
+
+
+def _ring_never_full(trial: Trial) -> Iterator[NotRun]:
+    """Say when a hash leg cannot have shown that slots are settled before they are used again."""
+    for leg in trial.legs:
+        report = leg.outcome.report if isinstance(leg.outcome, Result) else None
+        reads, slots = (report or {}).get("reads"), (report or {}).get("slot_count")
+        if leg.purpose != "hash" or not isinstance(reads, int) or not isinstance(slots, int):
+            continue
+        if 0 < reads <= slots:
+            yield NotRun(
+                "a slot that is settled and used again",
+                f"{leg.arm} had {slots} slots for {reads} reads; take a larger checkpoint, or a "
+                "smaller ring, such as by the option slot_count=2 of both arms",
+            )
+            return
 
 
 def _unsupported(predicate: Predicate) -> str | None:
