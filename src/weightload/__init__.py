@@ -11,6 +11,7 @@ from weightload.device.destination import DeviceTensor
 from weightload.device.profile import DeviceProfile, device_profile
 from weightload.errors import (
     CheckpointError,
+    CopyError,
     DeviceError,
     DeviceMemoryError,
     DriverError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ROUTES",
     "CheckpointError",
+    "CopyError",
     "DeviceError",
     "DeviceMemoryError",
     "DeviceProfile",

@@ -76,6 +76,10 @@ class UsageError(WeightloadError):
     """An argument is not one that the function takes."""
 
 
+class CopyError(UsageError, TypeError):
+    """What holds memory on a device was to be copied or pickled."""
+
+
 class FallbackWarning(UserWarning):
     """A model was loaded by the slow route, because the fast one cannot do it."""
 

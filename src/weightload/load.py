@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightload.device.driver import Driver, real_driver
@@ -16,8 +18,7 @@ from weightload.run import Run
 from weightload.verify import Verifier, check_algorithm
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from weightload.loaded import Loaded
     from weightload.release import ReleaseQueue
@@ -31,6 +32,14 @@ READ_AHEAD_BYTES = 1 << 30
 # Reading is waiting, so even two cores keep a few reads under way;
 # twelve fill the link of an H200, and more only queue for Python's lock.
 _THREADS_MIN, _THREADS_MAX = 4, 12
+# What the arguments are that are no numbers, as a type and in words.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "checkpoint": ((str, os.PathLike), "the path of a file or a folder"),
+    "only": ((Collection,), "a list of names or patterns"),
+    "into": ((Mapping,), "a mapping of names to tensors"),
+    "manifest": ((Mapping,), "a mapping of names to digests"),
+    "progress": ((Callable,), "a function of two numbers"),  # type: ignore[dict-item]
+}
 
 
 def load(  # noqa: PLR0913 - independent keywords, each with a default
@@ -93,15 +102,20 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         VerificationError: a tensor's bytes are not those of the manifest.
         UsageError: an argument is not one that this function takes.
     """
+    for name, value, least in (
+        ("threads", 1 if threads is None else threads, 1),
+        ("slot_count", 1 if slot_count is None else slot_count, 1),
+        ("slot_bytes", slot_bytes, 1),
+        ("read_ahead", read_ahead, 0),
+        ("read_ahead_bytes", read_ahead_bytes, 0),
+    ):
+        _check_count(name, value, least)
+    _check_kinds(checkpoint=checkpoint, only=only, into=into, manifest=manifest, progress=progress)
     system = system or System()
     hashing = verify is not None or manifest is not None
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
     slot_count = slot_count or threads + SPARE_SLOTS
     check_slot(slot_bytes, RING_ALIGNMENT_BYTES)
-    if read_ahead < 0:
-        raise UsageError("read_ahead counts layers; 0 reads nothing ahead.")
-    if threads < 1 or slot_count < 1:
-        raise UsageError("threads and slot_count must be at least 1; leave them out to choose.")
     check_route(route)
     if verify is not None:
         check_algorithm(verify)
@@ -123,3 +137,26 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         verifier=Verifier(manifest) if hashing else None,
     )
     return run.load(checkpoint, only, into)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - not checked yet
+    """Check that an argument is a whole number, at least so large.
+
+    Raises:
+        UsageError: it is not.
+    """
+    # A bool is an int to Python and a slip to a caller.
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} is {value!r}, and has to be a whole number of at least {least}.")
+
+
+def _check_kinds(**arguments: Any) -> None:  # noqa: ANN401 - not checked yet
+    """Check what the arguments are that are no numbers; None is left to whoever takes it.
+
+    Raises:
+        UsageError: one is of another kind.
+    """
+    for name, value in arguments.items():
+        kinds, words = _KINDS[name]
+        if not isinstance(value, kinds) and (value is not None or name == "checkpoint"):
+            raise UsageError(f"{name} is {value!r}, and has to be {words}.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
+
+from weightload.errors import CopyError
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -45,6 +47,17 @@ class Loaded(Mapping[str, Any]):
 
     def __enter__(self) -> Self:
         return self
+
+    def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            CopyError: always.
+        """
+        raise CopyError(
+            "a load owns memory on a device and cannot be copied or pickled; copy the tensors "
+            "that are needed, or load again where they are needed."
+        )
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -48,7 +48,8 @@ def check_route(choice: str) -> None:
     Raises:
         UsageError: it is not one of the routes.
     """
-    if choice not in {AUTO, *ROUTES}:
+    # A tuple: what cannot be hashed is no route either.
+    if choice not in (AUTO, *ROUTES):
         raise UsageError(f"{choice!r} is not a route; use one of {AUTO}, {', '.join(ROUTES)}.")
 
 

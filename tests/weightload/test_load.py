@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import os
+import pickle
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -407,6 +409,55 @@ def test_a_wish_that_cannot_be_met(model: Path) -> None:
             weightload.load(model, driver=fake, only=["*"], into={})
         with pytest.raises(weightload.UsageError, match=r"write \['x'\]"):
             weightload.load(model, driver=fake, only="x")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"threads": 0},
+        {"threads": -1},
+        {"threads": 2.0},
+        {"threads": True},
+        {"slot_count": 0},
+        {"slot_count": "4"},
+        {"slot_bytes": 0},
+        {"slot_bytes": 65537},
+        {"slot_bytes": None},
+        {"read_ahead": -1},
+        {"read_ahead": "2"},
+        {"read_ahead_bytes": -5},
+        {"read_ahead_bytes": 1.5},
+        {"checkpoint": None},
+        {"only": 3},
+        {"into": ["t"]},
+        {"manifest": "sha256"},
+        {"progress": 1},
+        {"route": ["direct"]},
+        {"verify": ["sha256"]},
+    ],
+    ids=str,
+)
+def test_an_argument_of_the_wrong_kind(model: Path, wrong: dict[str, Any]) -> None:
+    """Each is one sentence that names the argument or its value, and nothing is opened."""
+    fake = FakeCuda()
+    arguments: dict[str, Any] = {"checkpoint": model, "driver": fake} | wrong
+    with pytest.raises(weightload.UsageError) as caught:
+        weightload.load(**arguments)
+    ((name, value),) = wrong.items()
+    assert name in str(caught.value) or str(value) in str(caught.value)
+    assert driver_calls(fake) == []
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda each: each.__name__
+)
+def test_a_load_is_not_copied(model: Path, duplicate: Callable[[Any], Any]) -> None:
+    """Two owners of one device memory would free it twice; the sentence says what to do."""
+    with FakeCuda() as fake, weightload.load(model, driver=fake, **SMALL) as loaded:
+        with pytest.raises(weightload.CopyError, match="cannot be copied or pickled") as caught:
+            duplicate(loaded)
+        assert isinstance(caught.value, TypeError)
+        assert isinstance(caught.value, weightload.UsageError)
 
 
 def test_tensors_of_the_callers_own_are_filled(model: Path) -> None:

@@ -133,12 +133,6 @@ def test_the_loads_own_error_comes_first(model: Path) -> None:
     assert threading.active_count() == 1
 
 
-def test_a_negative_number_of_layers() -> None:
-    """A wrong argument is one sentence."""
-    with pytest.raises(weightload.UsageError, match="counts layers"):
-        weightload.load("x", read_ahead=-1, driver=FakeCuda())
-
-
 def test_limits_are_measured_with_the_loads_own_ring(model: Path) -> None:
     """The report has the link's and the files' rates, and the fraction that was reached."""
     for route in ("buffered", "direct"):
