@@ -47,16 +47,12 @@ def audit(truth: Manifest, wanted_bytes: int, device: Reads, loaded: Mapping[str
     """
     expected = {each.name: each for each in truth.tensors}
     wrong = [] if set(loaded) == set(expected) else ["(names)"]
-    sizes = {
-        each.name: each.nbytes for each in truth.tensors if each.nbytes and each.name in loaded
-    }
-    nbytes = 0
-    for name in draw(sizes, wanted_bytes, SystemRandom()):
-        (found,) = device.manifest({name: loaded[name]}).tensors
-        nbytes += found.nbytes
-        if found.sha256 != expected[name].sha256:
-            wrong.append(name)
-    return Audit(nbytes, tuple(wrong))
+    sizes = {name: expected[name].nbytes for name in expected.keys() & set(loaded)}
+    sizes = {name: size for name, size in sizes.items() if size}
+    drawn = draw(sizes, wanted_bytes, SystemRandom())
+    found = device.manifest({name: loaded[name] for name in drawn})
+    wrong += [each.name for each in found.tensors if each.sha256 != expected[each.name].sha256]
+    return Audit(found.nbytes(), tuple(wrong))
 
 
 def draw(sizes: Mapping[str, int], wanted_bytes: int, generator: Random) -> Iterator[str]:
