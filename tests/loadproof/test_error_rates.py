@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,6 +115,12 @@ NOISES: dict[str, Callable[[np.random.Generator, tuple[Turn, ...]], Place]] = {
 EFFECTS = {"equal": 0.0, "at the margin": MARGIN, "1.5 margins": 1.5 * MARGIN, "slower": -MARGIN}
 
 
+@cache
+def _turns(seed: int) -> tuple[Turn, ...]:
+    """The schedule that a real trial of this seed would have; every cell runs the same ones."""
+    return mirrored_blocks(ARMS, POLICY.blocks, seed)
+
+
 def _count(noise: str, effect: float) -> Counted:
     """Draw and judge all trials of a cell; ``effect`` is the log ratio by which B is faster."""
     generator = np.random.default_rng([list(NOISES).index(noise), round(1e6 * (effect + 1))])
@@ -121,12 +128,10 @@ def _count(noise: str, effect: float) -> Counted:
     log_effect["S"] = math.log1p(POLICY.planted_delay_fraction)
     outcomes: dict[str, int] = {}
     for seed in range(TRIALS):
-        turns = mirrored_blocks(ARMS, POLICY.blocks, seed)
-        places = NOISES[noise](generator, turns)
-        samples = [
-            TimeSample(turn.block, turn.half, turn.arm, math.exp(log_effect[turn.arm] + place))
-            for turn, place in zip(turns, places.tolist(), strict=True)
-        ]
+        turns = _turns(seed)
+        effects = np.array([log_effect[turn.arm] for turn in turns])
+        times = np.exp(effects + NOISES[noise](generator, turns)).tolist()
+        samples = [TimeSample(*turn, time) for turn, time in zip(turns, times, strict=True)]
         outcome = judge_time(POLICY, POLICY.blocks, samples).outcome
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
     return Counted(noise, effect, outcomes)

@@ -25,7 +25,11 @@ def test_the_signed_rank_distribution_is_every_sign_pattern(n: int) -> None:
     assert counts == signed_rank_counts(n)
 
 
-@given(VALUES.filter(lambda values: len(values) > 1))
+# Sums that differ by less than rounding count as equal, and scipy draws that line elsewhere.
+GRID = st.lists(st.integers(-1000, 1000).map(lambda n: n / 1000), min_size=2, max_size=10)
+
+
+@given(GRID)
 @settings(max_examples=60)
 def test_sign_flips_agree_with_scipy(values: list[float]) -> None:
     """The exact p-value equals that of scipy's exact permutation test."""

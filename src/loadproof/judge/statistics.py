@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_left, bisect_right
+from functools import cache
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -52,6 +54,7 @@ def signed_rank_counts(n: int) -> list[int]:
     return counts
 
 
+@cache
 def _interval_depth(n: int, confidence: float) -> tuple[int, float]:
     """Return how many extreme Walsh averages each end drops, and the exact confidence kept.
 
@@ -108,9 +111,7 @@ def contrast(values: Sequence[float], confidence: float) -> Contrast:
     """
     if not values:
         raise ValueError("a contrast needs at least one block")
-    walsh = sorted(
-        (values[i] + values[j]) / 2 for i in range(len(values)) for j in range(i, len(values))
-    )
+    walsh = sorted((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
     depth, exact = _interval_depth(len(values), confidence)
     return Contrast(
         estimate=statistics.median(walsh),
