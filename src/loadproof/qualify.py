@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-import weightload
 from loadproof.errors import ArmError, DeviceError
 from loadproof.judge.conclusion import conclude
 from loadproof.judge.verdict import Requirement
@@ -30,7 +29,14 @@ from loadproof.measure.ground_truth import (
 )
 from loadproof.measure.messages import Failure
 from loadproof.measure.trial import Trial, TrialPlan, run_trial
-from loadproof.plan.arms import InstalledArm, choose, install, named_loader, split_options
+from loadproof.plan.arms import (
+    InstalledArm,
+    choose,
+    install,
+    named_loader,
+    require_route,
+    split_options,
+)
 from loadproof.plan.policy import load_policy
 from loadproof.plan.project import read_project
 from loadproof.plan.revisions import Repository
@@ -184,14 +190,13 @@ def _require_routes(job: Job) -> None:
         ArmError: There is no such route.
     """
     ours = [spoken for spoken in (job.baseline, job.candidate) if _is_ours(spoken)]
-    asked = [job.options.get("route"), *(split_options(each)[1].get("route") for each in ours)]
-    changed = job.changed_routes if _is_ours(job.candidate) else ()
-    unknown = [each for each in asked if ours and each not in (None, "auto", *weightload.ROUTES)]
-    unknown += [each for each in changed if each not in weightload.ROUTES]
-    if unknown:
-        raise ArmError(
-            f"weightload has no route {unknown[0]!r}; it has: {', '.join(weightload.ROUTES)}."
-        )
+    for spoken in ours:
+        _, options = split_options(spoken)
+        require_route(options.get("route"), "auto")
+        require_route(job.options.get("route"), "auto")
+    if job.candidate in ours:
+        for route in job.changed_routes:
+            require_route(route)
 
 
 def _is_ours(spoken: str) -> bool:

@@ -276,7 +276,7 @@ def test_a_route_that_weightload_lacks_is_told_at_once(
 ) -> None:
     """Not one leg runs by a route that is none; the sentence lists those that there are."""
     legs = filling(1)
-    refuses(qualify(project, checkpoint, option), project, "it has: direct, buffered,")
+    refuses(qualify(project, checkpoint, option), project, "direct, buffered, pageable,")
     assert list(legs.iterdir()) == []
 
 

@@ -59,6 +59,7 @@ def test_a_loader_that_cannot_load_is_listed_with_its_reason(
         ("nonsense", "There is no loader 'nonsense'"),
         ("weightload,weightload", "Name each loader once"),
         ("safetensors?speed=11", "has no option 'speed'"),
+        ("weightload?route=banana", "no route 'banana'; it has: auto, direct"),
         ("", "Name each loader once"),
     ],
 )

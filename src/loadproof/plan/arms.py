@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+import weightload
 from loadproof.errors import ArmError
 from loadproof.loaders import LOADERS
 from loadproof.plan.identity import package_digest, package_folder
@@ -100,6 +101,21 @@ def split_options(spoken: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
+def require_route(route: object, *more: str) -> None:
+    """Refuse a word that is no route of weightload's.
+
+    Args:
+        route: The word; None is no word and passes.
+        more: Words that pass as well, such as ``auto``.
+
+    Raises:
+        ArmError: It is none.
+    """
+    if route not in (None, *more, *weightload.ROUTES):
+        known = ", ".join((*more, *weightload.ROUTES))
+        raise ArmError(f"weightload has no route {route!r}; it has: {known}.")
+
+
 def named_loader(spoken: str) -> InstalledArm:
     """Take a loader of ``loadproof.loaders`` that is installed here, with its options.
 
@@ -118,6 +134,8 @@ def named_loader(spoken: str) -> InstalledArm:
     if unknown:
         listed = ", ".join(known) or "none"
         raise ArmError(f"The loader {name!r} has no option {unknown[0]!r}; it has: {listed}.")
+    if peer.module == "weightload":
+        require_route(options.get("route"), "auto")
     try:
         digest = package_digest(package_folder(peer.module))
     except ArmError:
