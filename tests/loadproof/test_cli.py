@@ -361,14 +361,23 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     assert list(scratch.iterdir()) == []
 
 
-def test_no_room_for_the_arms_is_one_sentence(project: Path, checkpoint: Path) -> None:
-    """Where no folder can be made, the sentence says where room is needed."""
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("loadproof-arms", "no folder for the arms: No space left on device; free some room in"),
+        ("loadproof-index", "working tree cannot be described: No space left on device; free"),
+    ],
+)
+def test_no_room_for_a_folder_is_one_sentence(
+    project: Path, checkpoint: Path, folder: str, said: str
+) -> None:
+    """Where no folder can be made, the sentence says what needs room."""
     code = (
         "import tempfile\n"
         "from loadproof.cli import main\n"
         "made = tempfile.mkdtemp\n"
         "def full(*given, **more):\n"
-        "    if 'loadproof-arms' in str(more) + str(given):\n"
+        f"    if {folder!r} in str(more) + str(given):\n"
         "        raise OSError(28, 'No space left on device')\n"
         "    return made(*given, **more)\n"
         "tempfile.mkdtemp = full\n"
@@ -382,7 +391,7 @@ def test_no_room_for_the_arms_is_one_sentence(project: Path, checkpoint: Path) -
         text=True,
         check=False,
     )
-    refuses(done, project, "no folder for the arms: No space left on device; free some room in")
+    refuses(done, project, said)
 
 
 def test_digest_and_load_agree(project: Path, checkpoint: Path) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import subprocess
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from loadproof.errors import ArmError
+from loadproof.plan.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,11 +99,16 @@ class Repository:
             ArmError: There is no commit yet, or git cannot write the tree.
         """
         head = self.revision("HEAD")
-        with tempfile.TemporaryDirectory(prefix="loadproof-index-") as folder:
-            own_index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
-            self._git("read-tree", "HEAD", more=own_index)
-            self._git("add", "--all", "--", ".", *self._excluded(leave_out), more=own_index)
-            tree = self._git("write-tree", more=own_index)
+        try:
+            with scratch_folder("index") as folder:
+                own_index = {"GIT_INDEX_FILE": str(folder / "index")}
+                self._git("read-tree", "HEAD", more=own_index)
+                self._git("add", "--all", "--", ".", *self._excluded(leave_out), more=own_index)
+                tree = self._git("write-tree", more=own_index)
+        except OSError as error:
+            raise ArmError(
+                f"The working tree cannot be described: {error.strerror}; free some room."
+            ) from error
         branch = self._git("branch", "--show-current") or None
         return Revision(
             spoken="worktree",
