@@ -201,8 +201,10 @@ def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) ->
 
 
 @pytest.fixture
-def filling(project: Path) -> Callable[[int], Path]:
+def filling(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
     """Have the project's loader load, and fill the disk under the harness in its n-th leg."""
+    # Whoever measures coverage would want to write to the full disk as well, and complain.
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
     def fill(number: int) -> Path:
         """Return the folder in which every leg leaves a file called by its process id."""
