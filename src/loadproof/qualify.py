@@ -38,7 +38,7 @@ from loadproof.plan.arms import (
     split_options,
 )
 from loadproof.plan.policy import load_policy
-from loadproof.plan.project import read_project
+from loadproof.plan.project import OURS, read_project
 from loadproof.plan.revisions import Repository
 from loadproof.plan.scratch import scratch_folder
 from loadproof.report.envelope import require_key, sign
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from loadproof.plan.arms import Arm
+    from loadproof.plan.project import Project
     from loadproof.plan.revisions import Revision
 
 RECEIPT_NAME = "receipt.json"
@@ -134,7 +135,6 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
         LoadproofError: Something is not as it has to be; nothing was written then.
     """
     policy = load_policy(job.policy)
-    _require_routes(job)
     shards = tuple(shard_paths(job.checkpoint))
     places = tensor_places(job.checkpoint)
     require_weights(job.checkpoint, places)
@@ -183,26 +183,24 @@ def _arms_folder() -> Iterator[Path]:
         yield folder
 
 
-def _require_routes(job: Job) -> None:
+def _require_routes(job: Job, project: Project | None) -> None:
     """Refuse a route that our own loader does not have; other loaders' options are theirs.
 
     Raises:
         ArmError: There is no such route.
     """
-    ours = [spoken for spoken in (job.baseline, job.candidate) if _is_ours(spoken)]
-    for spoken in ours:
-        _, options = split_options(spoken)
-        require_route(options.get("route"), "auto")
-        require_route(job.options.get("route"), "auto")
-    if job.candidate in ours:
-        for route in job.changed_routes:
+    for spoken in (job.baseline, job.candidate):
+        name, options = split_options(spoken)
+        if name.startswith(LOADER_PREFIX):
+            ours = name == f"{LOADER_PREFIX}weightload"
+        else:
+            ours = project is not None and project.entry == OURS.entry
+        if not ours:
+            continue
+        for given in (options, job.options, {} if project is None else project.options):
+            require_route(given.get("route"), "auto")
+        for route in job.changed_routes if spoken == job.candidate else ():
             require_route(route)
-
-
-def _is_ours(spoken: str) -> bool:
-    """Say whether an arm is weightload: a revision of it, or the one that is installed here."""
-    name, _ = split_options(spoken)
-    return not name.startswith(LOADER_PREFIX) or name == f"{LOADER_PREFIX}weightload"
 
 
 def _write(job: Job, statement: Statement, said: str) -> Qualified:
@@ -247,6 +245,7 @@ def _make_arms(
             leave_out=ours,
         )
         chosen.append((revision, options))
+    _require_routes(job, project)
     arms = []
     for each in chosen:
         if isinstance(each, InstalledArm):

@@ -29,8 +29,8 @@ from loadproof.plan.revisions import Repository, Revision
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Lines of pip's that carry a reason: the end of a traceback, or a complaint that is not just
-# the name of the step that failed.
+# Lines of a build, pip's mostly, that carry a reason: the end of a traceback, or a complaint
+# that is not just the name of the step that failed.
 _TELLING = re.compile(r"[\w.]*(?:Error|Exception): |(?:ERROR|error): (?!Exception:|[a-z-]+$)")
 # The folders of an absolute path, whose last part is enough to read a reason by.
 _FOLDERS = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"]+/)+")
@@ -277,8 +277,8 @@ def _build(project: Project, revision: Revision, source: Path, site: Path) -> No
 
 
 def _reason(said: str) -> str:
-    """Find the one line of pip's output that says why, and cut the places out of it."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["pip said nothing"]
+    """Find the one line of a build's output that says why, and cut the places out of it."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
     telling = [line for line in lines if _TELLING.match(line)]
     line = (telling or lines)[-1].removeprefix("ERROR: ").replace("file://", "")
     return _FOLDERS.sub("", line).rstrip(".")
