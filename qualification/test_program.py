@@ -106,7 +106,7 @@ def test_the_other_processs_device_memory_is_hashed(
 
 def test_a_timing_leg_is_audited_after_its_clock(wanted: Request, truth: Manifest) -> None:
     """The memory of the other process is read back once its clock has stopped."""
-    found = result(msgspec.structs.replace(wanted, audit=truth))
+    found = result(msgspec.structs.replace(wanted, audit=truth, audit_bytes=truth.nbytes()))
     assert (found.audited_bytes, found.audit_wrong) == (truth.nbytes(), ())
     assert found.nbytes == truth.nbytes()
     assert 0 < found.elapsed_s < 60

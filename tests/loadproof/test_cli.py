@@ -56,7 +56,10 @@ class Loaded(dict):
 def load(checkpoint, *, device, driver):
     open(os.path.join({legs!r}, str(os.getpid())), "w").close()
     if len(os.listdir({legs!r})) == {number}:
-        resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (0, 0))
+        # The leg's parent is what legs are forked from, and that one's is the harness.
+        with open(f"/proc/{{os.getppid()}}/stat") as stat:
+            harness = int(stat.read().rpartition(")")[2].split()[1])
+        resource.prlimit(harness, resource.RLIMIT_FSIZE, (0, 0))
     file = checkpoint if os.path.isfile(checkpoint) else checkpoint + "/model.safetensors"
     with open(file, "rb") as source:
         content = source.read()

@@ -158,7 +158,7 @@ def test_the_reference_loads_the_files_bytes(reference: Program, checkpoint: Pat
 def test_a_timing_leg_is_audited(reference: Program, checkpoint: Path) -> None:
     """What was timed is read back from the program's memory after the clock."""
     truth = file_manifest(tensor_places(checkpoint))
-    found = outcome(reference(audit=truth))
+    found = outcome(reference(audit=truth, audit_bytes=truth.nbytes()))
     assert isinstance(found, Result), found
     assert (found.audited_bytes, found.audit_wrong) == (truth.nbytes(), ())
 
