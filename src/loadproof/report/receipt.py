@@ -249,10 +249,7 @@ def _partly_audited(plan: TrialPlan, trial: Trial) -> Iterator[NotRun]:
 
 
 def _ring_never_full(trial: Trial) -> Iterator[NotRun]:
-    """Say when a hash leg need not have shown that slots are settled before they are used again.
-
-    A ring that grows during the load may have used one twice all the same; nothing proves it.
-    """
+    """Say when a hash leg need not have shown that a slot is settled before it is used again."""
     for leg in trial.legs:
         report = leg.outcome.report if isinstance(leg.outcome, Result) else None
         reads, slots = (report or {}).get("reads"), (report or {}).get("slot_count")
