@@ -313,6 +313,13 @@ def test_a_template_that_cannot_import_says_so() -> None:
     assert psutil.Process().children(recursive=True) == []
 
 
+def test_a_template_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that cannot be started is one sentence."""
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(LegError, match="could be started"):
+        Template([])
+
+
 def test_a_template_that_was_killed_says_so(stub: Stub) -> None:
     """A leg that can no longer be forked is an error, and nothing waits for it."""
     with Template([]) as template:

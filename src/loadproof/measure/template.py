@@ -50,15 +50,22 @@ class Template:
             LegError: It could not import them.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            end = str(theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, end, str(os.getpid()), *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*command, *modules],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise LegError(
+                f"no process could be started to fork legs from ({error.strerror}); free memory "
+                "or raise the limit on processes."
+            ) from error
         self._socket = ours
         try:
             self._hear()
