@@ -37,6 +37,7 @@ from loadproof.measure.device import Device
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.measure.protocol import json_schema as protocol_schema
+from loadproof.measure.serve_legs import LONG_PROMPT_TOKENS
 from loadproof.plan.policy import BLOCKS_MAX
 from loadproof.qualify import Job, qualify
 from loadproof.receipt_cli import app as receipt_app
@@ -105,6 +106,9 @@ _Route = Annotated[str, typer.Option(help="Route for the loader: auto, direct or
 _Cache = Annotated[
     Literal["warm", "cold", "as-is"], typer.Option(help="Page-cache state before every leg.")
 ]
+_PromptTokens = Annotated[
+    int, typer.Option(min=1, help="Length of the prompt after a cold load on a GPU.")
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -138,6 +142,10 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
         Path | None, typer.Option(help="Private key (PEM) to sign the receipt with.")
     ] = None,
     changed_route: _Routes = None,
+    served: Annotated[
+        bool, typer.Option("--served", help="Serve a model made of what each arm loaded.")
+    ] = False,
+    prompt_tokens: _PromptTokens = LONG_PROMPT_TOKENS,
     allow_dirty: Annotated[bool, typer.Option("--allow-dirty")] = False,
     allow_detached: Annotated[bool, typer.Option("--allow-detached")] = False,
 ) -> None:
@@ -163,6 +171,8 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
         sign_key=sign_key,
         cache=cache,
         options=_options(route),
+        served="asked" if served else "no",
+        prompt_tokens=prompt_tokens,
         allow_dirty=allow_dirty,
         allow_detached=allow_detached,
     )
@@ -170,7 +180,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
 
 
 @app.command()
-def rehearse(
+def rehearse(  # noqa: PLR0913 -- see above
     *,
     checkpoint: Annotated[
         Path | None, typer.Option(help=f"Default: the one in the package {REHEARSAL_PACKAGE}.")
@@ -182,6 +192,10 @@ def rehearse(
     blocks: _Blocks = None,
     seed: _Seed = None,
     project: _Project = Path(),
+    served: Annotated[
+        bool | None,
+        typer.Option(help="Serve a model made of what each arm loaded. Default: if it is cheap."),
+    ] = None,
 ) -> None:
     """Qualify the working tree against main on the fake device, dirty or detached as it is."""
     with _errors_told():
@@ -196,6 +210,7 @@ def rehearse(
         policy=_default_policy(device),
         blocks=blocks,
         seed=seed,
+        served="if-cheap" if served is None else "asked" if served else "no",
         allow_dirty=True,
         allow_detached=True,
     )

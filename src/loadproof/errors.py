@@ -39,6 +39,10 @@ class OutputError(LoadproofError):
     """What a run would leave cannot be written where it was asked for; found before the run."""
 
 
+class ServingError(LoadproofError):
+    """A model cannot be served: no config, no such class, kernels or code that are not here."""
+
+
 class LegError(LoadproofError):
     """A leg did not end with a result: it raised, was killed, or spoke no sense."""
 

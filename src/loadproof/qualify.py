@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadproof.errors import ArmError, DeviceError
+from loadproof.errors import ArmError, DeviceError, ServingError
 from loadproof.judge.conclusion import conclude
 from loadproof.judge.verdict import Requirement
 from loadproof.measure.cache_state import Wanted
@@ -27,7 +27,14 @@ from loadproof.measure.ground_truth import (
     shard_paths,
     tensor_places,
 )
-from loadproof.measure.messages import Failure
+from loadproof.measure.messages import Failure, Result
+from loadproof.measure.serve_legs import (
+    CANNOT_SERVE,
+    LONG_PROMPT_TOKENS,
+    ServingPlan,
+    WantsServed,
+    plan_serving,
+)
 from loadproof.measure.trial import Trial, TrialPlan, run_trial
 from loadproof.plan.arms import (
     InstalledArm,
@@ -50,6 +57,7 @@ from loadproof.report.receipt import Statement, encode, make_receipt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from loadproof.judge.conclusion import Conclusion
     from loadproof.plan.arms import Arm
     from loadproof.plan.project import Project
     from loadproof.plan.revisions import Revision
@@ -84,6 +92,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         sign_key: Private key to sign the receipt with; None leaves it hashed.
         cache: The page-cache state that every leg starts from.
         options: Keyword arguments for both arms' loaders.
+        served: Whether each arm serves a model made of what it loaded.
+        prompt_tokens: Length of the long prompt that is served on a GPU.
         allow_dirty: Whether uncommitted changes may be a candidate.
         allow_detached: Whether a detached HEAD may be one.
     """
@@ -103,6 +113,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sign_key: Path | None = None
     cache: Wanted = "warm"
     options: dict[str, Any] = {}
+    served: WantsServed = "no"
+    prompt_tokens: int = LONG_PROMPT_TOKENS
     allow_dirty: bool = False
     allow_detached: bool = False
 
@@ -141,6 +153,15 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     require_writable(job.out, WRITTEN)
     if job.sign_key is not None:
         require_key(job.sign_key)
+    seed = secrets.randbits(32) if job.seed is None else job.seed
+    serving = plan_serving(
+        job.served,
+        job.checkpoint.resolve(),
+        places,
+        device=job.device,
+        seed=seed,
+        long_prompt_tokens=job.prompt_tokens,
+    )
     with _arms_folder() as folder:
         baseline, candidate = _make_arms(job, folder, progress)
         progress("hashing the checkpoint", 0, 0)
@@ -148,7 +169,7 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
         plan = TrialPlan(
             policy=policy,
             blocks=policy.blocks if job.blocks is None else job.blocks,
-            seed=secrets.randbits(32) if job.seed is None else job.seed,
+            seed=seed,
             device=job.device,
             checkpoint=job.checkpoint.resolve(),
             shards=shards,
@@ -157,10 +178,12 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
             baseline=baseline,
             candidate=candidate,
             options=job.options,
+            serving=serving,
         )
         trial = run_trial(plan, progress)
     _require_device(trial)
     conclusion = conclude(plan, trial, job.require, job.changed_routes)
+    _require_served(plan, trial, conclusion)
     statement = make_receipt(plan, trial, conclusion, describe_environment())
     return _write(job, statement, trial.said)
 
@@ -284,6 +307,16 @@ def _require_one_difference(baseline: Arm, candidate: Arm) -> None:
             f"The arms differ in {' and in '.join(differ)}, so a verdict could not say which made "
             "the difference; let exactly one thing differ, such as the options of one revision."
         )
+
+
+def _require_served(plan: TrialPlan, trial: Trial, conclusion: Conclusion) -> None:
+    """End without a receipt when served output was asked for and cannot be had."""
+    asked = isinstance(plan.serving, ServingPlan) and plan.serving.required
+    last = trial.legs[-1].outcome
+    if not asked or conclusion.served != "not-run" or isinstance(last, Result):
+        return
+    if last.code == CANNOT_SERVE:
+        raise ServingError(f"Served output was asked for. {last.sentence}")
 
 
 def _require_device(trial: Trial) -> None:

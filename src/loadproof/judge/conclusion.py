@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from loadproof.judge.coverage import Coverage, cover
+from loadproof.judge.served import ServedWord, judge_served
 from loadproof.judge.verdict import (
     Reason,
     Requirement,
@@ -23,9 +24,11 @@ from loadproof.measure.controls import (
     DEVICE_BIT,
     DUPLICATED_CHUNK,
     FILE_BIT,
+    SERVED_BIT,
     SWAPPED_CHUNKS,
 )
 from loadproof.measure.messages import Failure, Result
+from loadproof.measure.serve_legs import CANNOT_SERVE
 from loadproof.plan.schedule import CANDIDATE
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         answer: Whether the requirement is proven; ``failed`` for weights or a control.
         requirement: What was required.
         weights: Whether both arms delivered the files' bytes.
+        served: Whether both serve what transformers serves from the files.
         verdict: What can be said about time.
         coverage: Bytes by route.
         reasons: Why, the most important first.
@@ -62,6 +66,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     verdict: Verdict
     coverage: Coverage
     reasons: tuple[Reason, ...]
+    served: ServedWord = "not-run"
 
 
 def conclude(
@@ -77,9 +82,11 @@ def conclude(
         controls_required=required_controls(plan.truth),
         doubts=[*_doubts(plan, trial), *_coverage_doubts(plan, coverage)],
     )
+    served, served_failures = judge_served(trial.legs)
     failures = [
         *_weight_failures(trial),
         *_audit_failures(trial),
+        *served_failures,
         *_control_failures(trial),
         *_copied_pages(trial),
     ]
@@ -93,6 +100,7 @@ def conclude(
         answer=answer,
         requirement=requirement,
         weights=_weights_word(plan, trial),
+        served=served,
         verdict=verdict,
         coverage=coverage,
         # A failure says it all; what could not be measured after it is in the verdict.
@@ -158,7 +166,13 @@ def _audit_failures(trial: Trial) -> Iterator[Reason]:
 
 def _control_failures(trial: Trial) -> Iterator[Reason]:
     for each in trial.controls:
-        if not each.found:
+        if not each.found and each.name == SERVED_BIT:
+            yield Reason(
+                "control-missed",
+                f"Control {each.name!r} was planted in tensor {each.tensor!r}, and the served "
+                "output did not change.",
+            )
+        elif not each.found:
             blamed = ", ".join(map(repr, each.blamed)) or "nothing"
             yield Reason(
                 "control-missed",
@@ -190,7 +204,7 @@ def _doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
 def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
     """Doubts about what the legs themselves did."""
     for leg in trial.legs:
-        if isinstance(leg.outcome, Failure):
+        if isinstance(leg.outcome, Failure) and leg.outcome.code != CANNOT_SERVE:
             yield Reason(
                 leg.outcome.code, f"A {leg.purpose} leg of {leg.arm}: {leg.outcome.sentence}"
             )
@@ -201,9 +215,18 @@ def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
     ]
     if any(result.device_to_host_copies for _, result in results):
         yield Reason("timed-read-back", "A timing leg copied from the device to the host.")
-    hazards = next(((arm, result.hazards) for arm, result in results if result.hazards), None)
-    if hazards:
-        yield Reason("hazard", f"A timing leg of {hazards[0]}: {_first(hazards[1])}")
+    raced = next(
+        (
+            (leg.purpose, leg.arm, leg.outcome.hazards)
+            for leg in trial.legs
+            if leg.purpose in {"time", "serve"}
+            and isinstance(leg.outcome, Result)
+            and leg.outcome.hazards
+        ),
+        None,
+    )
+    if raced:
+        yield Reason("hazard", f"A {raced[0]} leg of {raced[1]}: {_first(raced[2])}")
     unaudited = [arm for arm, result in results if not result.audited_bytes]
     if unaudited and plan.truth.nbytes():
         yield Reason(

@@ -27,7 +27,7 @@ import msgspec
 
 import fakecuda  # noqa: F401 -- the harness's own, before the arm's folder is on the path
 import loadproof
-from loadproof.errors import LoadproofError
+from loadproof.errors import LoadproofError, ServingError
 from loadproof.measure.audit import Audit, audit
 from loadproof.measure.command import CommandError, CommandLoader
 from loadproof.measure.handed_out import AnyDevice, open_device, timed_load
@@ -92,6 +92,8 @@ def main() -> None:
         answer = Failure("wrong-code", str(error))
     except CommandError as error:
         answer = Failure(error.code, str(error))
+    except ServingError as error:
+        answer = Failure("cannot-serve", str(error))
     except LoadproofError as error:
         opening = steps.current == "device"
         answer = Failure("no-device" if opening else "device", str(error))
@@ -105,6 +107,12 @@ def main() -> None:
 
 
 def _leg(request: Request, steps: _Steps) -> Result:
+    if request.serving is not None:
+        with steps.step("import transformers"):
+            # A leg asks nobody on the network, and the hub's client reads this once.
+            os.environ["HF_HUB_OFFLINE"] = "1"
+            # Before the arm's folder is on the path, as everything else that is the harness's.
+            from loadproof.measure.server import Server  # noqa: PLC0415 -- others do without
     with steps.step("import"):
         loader, digest = _take_loader(request)
     with steps.step("device"):
@@ -117,6 +125,11 @@ def _leg(request: Request, steps: _Steps) -> Result:
     if request.truth is not None:
         with steps.step("poison"):
             device.poison(request.truth.manifest.nbytes())
+    server = None
+    if request.serving is not None:
+        with steps.step("config"):
+            server = Server(request.serving, device)
+        loader = server.load_reference if request.serving.reference else loader
     before, free_before = _read_bytes(loader), device.free_bytes()
     with steps.step("load"):
         loaded, elapsed_s = _timed_load(loader, request, device)
@@ -124,6 +137,10 @@ def _leg(request: Request, steps: _Steps) -> Result:
     copies = device.device_to_host_copies()
     if request.site is not None and not isinstance(loader, CommandLoader):
         _check_origin(request, loader)
+    served = None
+    if server is not None:
+        with steps.step("serve"):
+            served = server.serve(loaded)
     audited = Audit()
     if request.audit is not None:
         with steps.step("audit"):
@@ -157,6 +174,7 @@ def _leg(request: Request, steps: _Steps) -> Result:
         audited_bytes=audited.nbytes,
         audit_wrong=audited.wrong,
         identity=loader.identity if isinstance(loader, CommandLoader) else None,
+        served=served,
     )
 
 

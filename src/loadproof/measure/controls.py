@@ -28,6 +28,8 @@ DEVICE_BIT = "device-bit"
 FILE_BIT = "file-bit"
 SWAPPED_CHUNKS = "swapped-chunks"
 DUPLICATED_CHUNK = "duplicated-chunk"
+# Planted by the leg that serves, and seen by what it serves; it blames no tensor.
+SERVED_BIT = "served-bit"
 CONTROLS = (DEVICE_BIT, FILE_BIT, SWAPPED_CHUNKS, DUPLICATED_CHUNK)
 
 _CHUNK_BYTES_MAX = 64 << 10
@@ -41,9 +43,10 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         name: Which kind of fault.
         planted: What was done, in words.
         tensor: The tensor that has to be blamed.
-        blamed: The tensors that were.
+        blamed: The tensors that were; none where only the served output is looked at.
         seen: What the comparison said about them.
-        found: Whether exactly the right one was blamed, from the right byte on.
+        found: Whether exactly the right one was blamed, from the right byte on; or whether the
+            served output changed.
     """
 
     name: str

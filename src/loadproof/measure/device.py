@@ -26,7 +26,7 @@ _POISON_SPARE_BYTES = 256 << 20
 _FAKE_PATTERN_BYTES = 64 << 10
 
 # torch's dtypes by the names that safetensors gives them.
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -283,7 +283,7 @@ def manifest_of(
         tuple(
             TensorDigest(
                 name=name,
-                dtype=_dtype_name(tensors[name]),
+                dtype=dtype_name(tensors[name]),
                 shape=tuple(int(n) for n in tensors[name].shape),
                 nbytes=int(tensors[name].nbytes),
                 alias=aliases.get(name),
@@ -328,11 +328,12 @@ def _leaves_the_device(record: Mapping[str, Any]) -> bool:
     return "DtoH" in call
 
 
-def _dtype_name(tensor: Any) -> str:  # noqa: ANN401 -- torch's tensor or the fake's
+def dtype_name(tensor: Any) -> str:  # noqa: ANN401 -- torch's tensor or the fake's
+    """Return the name that safetensors gives a tensor's dtype."""
     if isinstance(tensor.dtype, str):
         return tensor.dtype
     name = str(tensor.dtype).removeprefix("torch.")
-    return _DTYPE_NAMES.get(name, name)
+    return DTYPE_NAMES.get(name, name)
 
 
 def _open_fake(profile: str) -> Any:  # noqa: ANN401 -- shaped like the binding

@@ -17,7 +17,7 @@ from loadproof.measure.conditions import Conditions, ConditionsWatch, available_
 from loadproof.measure.digest import Difference, Manifest
 from loadproof.measure.leg import run_leg
 from loadproof.measure.memory import MemoryPeaks
-from loadproof.measure.messages import Failure, Plant, Request, Result, Truth
+from loadproof.measure.messages import Failure, Plant, Request, Result, Serving, Truth
 from loadproof.measure.template import Template
 from loadproof.plan.policy import Policy
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from loadproof.plan.arms import InstalledArm
 
-Purpose = Literal["hash", "control", "time"]
+Purpose = Literal["hash", "control", "serve", "serve-control", "time"]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +59,9 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One leg's record.
 
     Attributes:
-        purpose: Hashing, a control, or timing.
-        arm: Which arm, by its letter or (in a league) its name.
+        purpose: Hashing, a control, serving, the control of serving, or timing.
+        arm: Which arm, by its letter or (in a league) its name; ``reference`` where
+            transformers loaded what the arms' served output is compared with.
         block: Which mirrored block; None outside the schedule.
         half: 0 or 1 within the block; None outside the schedule.
         cache: The page cache just before it, as far as its reads afterwards bear that out.
@@ -155,23 +156,27 @@ class LegRunner:
         delay_fraction: float = 0.0,
         plant: Plant | None = None,
         checkpoint: Path | None = None,
+        serving: Serving | None = None,
     ) -> Turned:
         """Prepare, run and record one leg.
 
         Args:
-            purpose: Hashing, a control or timing.
+            purpose: Hashing, a control, serving or timing.
             arm: What the record calls it.
             installed: The code to run.
             place: Block and half, in a schedule.
             delay_fraction: A delay to plant inside the timed part.
             plant: A fault to plant on the device.
             checkpoint: What to load instead of the setting's checkpoint: an altered copy.
+            serving: How to serve what was loaded; only for serve legs.
         """
         setting = self._setting
         timing = purpose == "time"
+        cache: Wanted = "cold" if serving is not None and serving.cold else setting.cache
+        hashing = not timing and serving is None
         watch = ConditionsWatch(setting.policy, self._ordinal, self._base_available)
         request = Request(
-            kind="time" if timing else "hash",
+            kind="time" if timing else "hash" if hashing else "serve",
             site=installed.site,
             entry=installed.arm.entry or "",
             command=installed.command(),
@@ -180,14 +185,15 @@ class LegRunner:
             device=setting.device,
             delay_fraction=delay_fraction,
             plant=plant,
-            truth=None if timing else Truth(str(setting.checkpoint), setting.truth),
+            truth=Truth(str(setting.checkpoint), setting.truth) if hashing else None,
             audit=setting.truth if timing else None,
             audit_bytes=setting.policy.audit_bytes,
+            serving=serving,
             options={**setting.options, **installed.arm.options},
             deadline_s=setting.policy.leg_timeout_s,
         )
-        prepared = cache_state.prepare(setting.shards, setting.cache)
-        names = () if timing else tuple(path.name for path in setting.shards)
+        prepared = cache_state.prepare(setting.shards, cache)
+        names = tuple(path.name for path in setting.shards) if hashing else ()
         ended = run_leg(request, self._template, setting.policy.leg_timeout_s, names)
         result = ended.outcome if isinstance(ended.outcome, Result) else None
         read_bytes = result.read_bytes if result else None
@@ -201,7 +207,7 @@ class LegRunner:
             arm=arm,
             block=None if place is None else place[0],
             half=None if place is None else place[1],
-            cache=cache_state.reprove(prepared, setting.cache, read_bytes),
+            cache=cache_state.reprove(prepared, cache, read_bytes),
             memory=memory,
             conditions=watch.stop(),
             outcome=kept,

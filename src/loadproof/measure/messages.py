@@ -76,6 +76,87 @@ class Truth(msgspec.Struct, frozen=True):
     manifest: Manifest
 
 
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """How a serve leg turns a load into output.
+
+    Attributes:
+        folder: Where ``config.json`` lies.
+        prompts: Lengths of the prompts in tokens, in the order in which they are served.
+        new_tokens: Tokens to serve after each prompt.
+        seed: Where the prompts' tokens come from.
+        dtype: torch's name of the weights' dtype, for a config that names none.
+        reference: Whether transformers loads the files itself, for the others to be compared
+            with.
+        cold: Whether the leg starts from a cold page cache, whatever the others do.
+        plant: Whether one weight that the last prompt goes through is spoilt after the load.
+    """
+
+    folder: str
+    prompts: tuple[int, ...]
+    new_tokens: int
+    seed: int
+    dtype: str
+    reference: bool = False
+    cold: bool = False
+    plant: bool = False
+
+
+class OutputDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tensor of a model's own output.
+
+    Attributes:
+        name: What the model calls it.
+        dtype: torch's name of its dtype.
+        shape: Elements along each axis.
+        sha256: Hex SHA-256 of its bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model served after one prompt.
+
+    Attributes:
+        asked_tokens: Length of the prompt that was asked for, in tokens.
+        prompt_tokens: Its length as served: cut to what the model has positions for.
+        first_s: Until the first new token, or until the model's own output.
+        seconds: Until every token was served, by a second call for a model that generates.
+        tokens: The new tokens, most probable first; empty for a model that generates none.
+        outputs: The model's own output; empty for a model that generates.
+    """
+
+    asked_tokens: int
+    prompt_tokens: int
+    first_s: float
+    seconds: float
+    tokens: tuple[int, ...] = ()
+    outputs: tuple[OutputDigest, ...] = ()
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a serve leg's model served.
+
+    Attributes:
+        model: The model's class in transformers.
+        dtype: torch's name of its dtype.
+        place: Where it ran: ``cpu`` (the bytes were read back) or ``cuda``.
+        answers: One per prompt.
+        planted: The fault that was planted before, in words; None without one.
+        planted_in: The tensor that it was planted in.
+    """
+
+    model: str
+    dtype: str
+    place: str
+    answers: tuple[Answer, ...]
+    planted: str | None = None
+    planted_in: str | None = None
+
+
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the device is, by its attributes.
 
@@ -116,7 +197,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: ``time`` makes no device-to-host copy before its clock has stopped, and audits a
-            random sample of the tensors after; ``hash`` loads and reads everything back.
+            random sample of the tensors after; ``hash`` loads and reads everything back;
+            ``serve`` loads and serves a model made of the tensors.
         site: Folder with the arm's code, put first on the import path; None for a loader that
             is installed beside the harness.
         entry: Entry point of the loader, ``package.module:function``; for a loader of
@@ -130,11 +212,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         truth: What to explain wrong bytes by; only in hash legs.
         audit: What a timing leg's tensors must be; only in timing legs.
         audit_bytes: How many bytes of them it reads back, or a little more.
+        serving: How to serve; only in serve legs.
         options: More keyword arguments for the loader.
         deadline_s: When the harness will end the leg.
     """
 
-    kind: Literal["time", "hash"]
+    kind: Literal["time", "hash", "serve"]
     site: str | None
     entry: str
     command: tuple[str, ...] | None = None
@@ -146,6 +229,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     truth: Truth | None = None
     audit: Manifest | None = None
     audit_bytes: int = 0
+    serving: Serving | None = None
     options: dict[str, Any] = {}
     deadline_s: float = 0.0
 
@@ -192,6 +276,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
         audited_bytes: Bytes of tensors that a timing leg read back after its clock had stopped.
         audit_wrong: Audited tensors that were not the files'.
         identity: What a program says of itself; None for a loader in Python.
+        served: What the model served; only in serve legs.
     """
 
     elapsed_s: float
@@ -213,6 +298,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", forbid_unk
     audited_bytes: int | None = None
     audit_wrong: tuple[str, ...] = ()
     identity: LoaderIdentity | None = None
+    served: Served | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=True):
@@ -220,9 +306,9 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=
 
     Attributes:
         code: A stable word: ``no-device``, ``wrong-code``, ``loader-raised``, ``device``,
-            ``leg-not-started``, ``leg-killed``, ``leg-timeout``, ``leg-mute``, or for a loader
-            that is a program ``loader-ended``, ``protocol-line``, ``protocol-order``,
-            ``protocol-version``, ``protocol-tensors`` or ``protocol-memory``.
+            ``cannot-serve``, ``leg-not-started``, ``leg-killed``, ``leg-timeout``, ``leg-mute``,
+            or for a loader that is a program ``loader-ended``, ``protocol-line``,
+            ``protocol-order``, ``protocol-version``, ``protocol-tensors`` or ``protocol-memory``.
         sentence: The same for people.
     """
 

@@ -1,7 +1,7 @@
-"""All legs of a trial, in order: the weights first, then the controls, then the times.
+"""All legs of a trial, in order: weights, served output, controls, and then the times.
 
 Weights come first because the time of a loader that delivers other bytes means nothing; when
-they differ, the timing legs are not run and the receipt says so.
+they or what they serve differ, the timing legs are not run and the receipt says so.
 """
 
 from __future__ import annotations
@@ -16,9 +16,23 @@ from loadproof.measure.controls import CONTROLS, FILE_BIT, Control, draw_control
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import tensor_places
 from loadproof.measure.legs import Leg, LegRunner, NotRun, Purpose, Setting, WeightsCheck
-from loadproof.measure.messages import FlipBit
+from loadproof.measure.messages import FlipBit, Served
+from loadproof.measure.serve_legs import (
+    SERVED_OUTPUT,
+    ServingPlan,
+    serve,
+    serve_spoilt,
+    served_differs,
+)
 from loadproof.plan.arms import InstalledArm  # noqa: TC001 -- a schema class reads it
-from loadproof.plan.schedule import ARMS, BASELINE, CANDIDATE, DELAYED, mirrored_blocks
+from loadproof.plan.schedule import (
+    ARMS,
+    BASELINE,
+    CANDIDATE,
+    DELAYED,
+    REFERENCE,
+    mirrored_blocks,
+)
 from loadproof.plan.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -26,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadproof.measure.controls import Drawn
-    from loadproof.measure.messages import Plant, Result
+    from loadproof.measure.messages import Plant, Result, Serving
 
 
 class TrialPlan(Setting, frozen=True, kw_only=True):
@@ -35,10 +49,12 @@ class TrialPlan(Setting, frozen=True, kw_only=True):
     Attributes:
         baseline: The arm behind A, A' and S.
         candidate: The arm behind B.
+        serving: How the arms serve, or why they do not.
     """
 
     baseline: InstalledArm
     candidate: InstalledArm
+    serving: ServingPlan | NotRun = NotRun(SERVED_OUTPUT, "it was not asked for; --served does it")
 
 
 class Trial(msgspec.Struct, kw_only=True):
@@ -48,6 +64,7 @@ class Trial(msgspec.Struct, kw_only=True):
         legs: Every leg, in the order in which they ran.
         weights: One check per hash leg that ended with a result.
         controls: The planted faults and what became of them.
+        served: What was served, by the reference's name and the arms'.
         not_run: What was left out, and why.
         said: Standard error of the first leg that failed, for the person at the keyboard.
     """
@@ -55,6 +72,7 @@ class Trial(msgspec.Struct, kw_only=True):
     legs: list[Leg] = []
     weights: list[WeightsCheck] = []
     controls: list[Control] = []
+    served: dict[str, Served] = {}
     not_run: list[NotRun] = []
     said: str = ""
 
@@ -85,16 +103,20 @@ class _Run:
         self._schedule = mirrored_blocks(ARMS, plan.blocks, plan.seed)
         self._places = {each.name: each for each in tensor_places(plan.checkpoint)}
         self._total = 2 * plan.policy.hash_legs + len(CONTROLS) + len(self._schedule)
+        # The reference, both arms and their control.
+        self._total += 4 if isinstance(plan.serving, ServingPlan) else 0
         self._trial = Trial()
 
     def run(self) -> Trial:
-        trial = self._trial
+        trial, rest = self._trial, "controls and timing"
         if not self._weights():
-            trial.not_run.append(
-                NotRun("controls and timing", "a hash leg ended without a result")
-            )
+            self._not_served("a hash leg ended without a result", rest)
         elif any(each.differences or each.hazards for each in trial.weights):
-            trial.not_run.append(NotRun("controls and timing", "the weights are not right"))
+            self._not_served("the weights are not right", rest)
+        elif not serve(self._plan.serving, trial, self._leg):
+            trial.not_run.append(NotRun(rest, "a serve leg ended without a result"))
+        elif served_differs(trial.served):
+            trial.not_run.append(NotRun(rest, "the served output is not the reference's"))
         elif not self._controls():
             trial.not_run.append(NotRun("timing", "a control's leg ended without a result"))
         elif not all(each.found for each in trial.controls):
@@ -104,6 +126,11 @@ class _Run:
                 NotRun("the remaining timing legs", "a leg ended without a result")
             )
         return trial
+
+    def _not_served(self, why: str, rest: str) -> None:
+        serving = self._plan.serving
+        not_served = serving if isinstance(serving, NotRun) else NotRun(SERVED_OUTPUT, why)
+        self._trial.not_run += [NotRun(rest, why), not_served]
 
     def _weights(self) -> bool:
         for arm in (BASELINE, CANDIDATE):
@@ -125,7 +152,9 @@ class _Run:
         drawn = draw_controls(list(self._places.values()), self._plan.seed)
         for name in sorted(set(CONTROLS) - {each.name for each in drawn}):
             self._trial.not_run.append(NotRun(name, "the checkpoint has no room for it"))
-        return all(self._control(each) for each in drawn)
+        return all(self._control(each) for each in drawn) and serve_spoilt(
+            self._plan.serving, self._trial, self._leg
+        )
 
     def _control(self, drawn: Drawn) -> bool:
         if drawn.name != FILE_BIT or not isinstance(drawn.plant, FlipBit):
@@ -166,18 +195,24 @@ class _Run:
         place: tuple[int, int] | None = None,
         plant: Plant | None = None,
         checkpoint: Path | None = None,
+        serving: Serving | None = None,
     ) -> Result | None:
         """Run and record one leg; None when it has no result."""
         plan = self._plan
+        installed = {
+            CANDIDATE: plan.candidate,
+            REFERENCE: plan.serving.reference if isinstance(plan.serving, ServingPlan) else None,
+        }.get(arm) or plan.baseline
         self._progress(f"{purpose} {arm}", len(self._trial.legs), self._total)
         turned = self._runner.run(
             purpose,
             arm,
-            plan.candidate if arm == CANDIDATE else plan.baseline,
+            installed,
             place=place,
             delay_fraction=plan.policy.planted_delay_fraction if arm == DELAYED else 0.0,
             plant=plant,
             checkpoint=checkpoint,
+            serving=serving,
         )
         self._trial.legs.append(turned.leg)
         self._trial.said = self._trial.said or turned.said

@@ -18,6 +18,8 @@ BASELINE = "A"  # the baseline
 AGAIN = "A'"  # the same code again: what "no difference" looks like on this machine today
 CANDIDATE = "B"  # the candidate
 DELAYED = "S"  # the baseline with a planted delay: what the trial must be able to see
+# Not an arm: transformers' own load of the files, which served output is compared with.
+REFERENCE = "reference"
 ARMS = (BASELINE, AGAIN, CANDIDATE, DELAYED)
 
 

@@ -16,7 +16,7 @@ from loadproof.measure.league import Entry
 from loadproof.measure.legs import Leg
 from loadproof.measure.messages import DeviceFacts
 from loadproof.plan.policy import Policy
-from loadproof.report.page import can_draw, document, table
+from loadproof.report.page import can_draw, document, plot, table
 from loadproof.report.privacy import first_private_text, without_paths
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def league_rows(record: LeagueRecord) -> Iterator[tuple[str, ...]]:
         yield (
             line.name,
             f"{1000 * line.median_s:.1f} ms",
-            f"{record.checkpoint_bytes / line.median_s / 1e9:.2f}",
+            f"{_median_gbs(record, line):.2f}",
             ratio,
             interval,
             _mib(line.host_peak_bytes),
@@ -140,16 +140,22 @@ def render_league_page(record: LeagueRecord) -> str:
     title = f"Loaders on {record.device_class}"
     parts = [f"<h1>{html.escape(title)}</h1>"]
     parts += [f"<p>{html.escape(each)}</p>" for each in _notes(record)]
-    parts.append(table(HEADER, league_rows(record)))
+    parts.append(table(HEADER, league_rows(record), figures=range(1, len(HEADER))))
     timed = [each for each in record.standings if each.rates_gbs]
     if can_draw() and timed:
         from loadproof.report import plots  # noqa: PLC0415 -- only where matplotlib is
 
-        parts.append(plots.league([plots.Bar(each.name, each.rates_gbs) for each in timed]))
+        bars = [plots.Bar(each.name, each.rates_gbs, _median_gbs(record, each)) for each in timed]
+        parts.append(plot(plots.league(bars)))
     parts.append("<ul>")
     parts += [f"<li>{html.escape(each)}</li>" for each in _failures(record)]
     parts.append("</ul>")
     return document(title, "\n".join(parts))
+
+
+def _median_gbs(record: LeagueRecord, line: Standing) -> float | None:
+    """Return the rate of the median load, for the table and the plot alike."""
+    return None if line.median_s is None else record.checkpoint_bytes / line.median_s / 1e9
 
 
 def _notes(record: LeagueRecord) -> Iterator[str]:

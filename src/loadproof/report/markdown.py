@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from loadproof.judge.verdict import time_change, time_range
-from loadproof.measure.controls import DEVICE_BIT
+from loadproof.measure.controls import DEVICE_BIT, SERVED_BIT
 from loadproof.measure.messages import Result
 from loadproof.plan.schedule import ARMS
 
@@ -24,22 +24,32 @@ _MEANING = {
 }
 _MIB = 1 << 20
 TIME_HEADER = ("arm", "what", "median", "load time", "interval", "p of no difference")
+SERVED_HEADER = ("by", "prompt tokens", "page cache", "load", "first", "in all", "served")
+_TOKENS_SHOWN_MAX = 8
+MEMORY_NOTE = (
+    "Peaks over the timing legs, in MiB; pinned and device as the loader counts them. On the fake "
+    "device both are shared memory of the process."
+)
 MEMORY_HEADER = ("arm", "anonymous", "shared", "file", "drop of MemAvailable", "pinned", "device")
 
 
 def headline(predicate: Predicate) -> str:
-    """Return the answer in one line: verdict, weights and what became of each control."""
+    """Return the answer in one line: verdict, weights, controls and served output."""
     conclusion = predicate.conclusion
     parts = [conclusion.verdict.outcome, f"weights {conclusion.weights}"]
     for control in predicate.controls:
         fault = control.name.removeprefix("device-").replace("-", " ")
-        if not control.found:
+        if not control.found and control.name == SERVED_BIT:
+            parts.append("a spoilt weight NOT seen in the served output")
+        elif not control.found:
             parts.append(f"planted {fault} NOT blamed on its tensor alone")
         elif control.name == DEVICE_BIT:
             parts.append(f"planted {fault} blamed on its tensor")
     others = sum(each.found for each in predicate.controls if each.name != DEVICE_BIT)
     if others:
         parts.append(f"{others} other controls found")
+    if conclusion.served != "not-run":
+        parts.append(f"served output {conclusion.served}")
     return ", ".join(parts)
 
 
@@ -67,12 +77,13 @@ def _lines(statement: Statement) -> Iterator[str]:
     )
     yield "\n## Weights and controls\n"
     yield from _weights(statement)
+    yield "\n## Served output\n"
+    yield from served_sentences(predicate)
+    yield ""
+    yield from _table(SERVED_HEADER, served_rows(predicate))
     yield "\n## Memory\n"
     yield from _table(MEMORY_HEADER, memory_rows(predicate))
-    yield (
-        "\nPeaks over the timing legs, in MiB; pinned and device as the loader counts them. On "
-        "the fake device both are shared memory of the process."
-    )
+    yield f"\n{MEMORY_NOTE}"
     yield "\n## What ran, and where\n"
     yield from (f"- {each}" for each in provenance(predicate))
     yield "\n## Not run\n"
@@ -113,6 +124,49 @@ def time_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
             )
 
 
+def served_sentences(predicate: Predicate) -> Iterator[str]:
+    """Yield what the serve legs come to, one sentence each."""
+    word = predicate.conclusion.served
+    legs = [(leg, leg.outcome.served) for leg in predicate.legs if isinstance(leg.outcome, Result)]
+    served = [each for leg, each in legs if leg.purpose == "serve" and each is not None]
+    if not served:
+        yield "Nothing was served; the reason is under what was not run."
+        return
+    meaning = {
+        "equal": "A and B serve what transformers serves from the files",
+        "differs": "An arm does not serve what transformers serves from the files",
+        "not-run": "Not every arm served",
+    }
+    yield f"{meaning[word]}: {served[0].model}, {served[0].dtype}, {served[0].place}."
+    for each in served[0].answers:
+        if each.prompt_tokens < each.asked_tokens:
+            yield (
+                f"The prompt of {each.asked_tokens:,} tokens was cut to {each.prompt_tokens:,}, "
+                "for which the model has positions."
+            )
+
+
+def served_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of served output, one per prompt, under ``SERVED_HEADER``."""
+    for leg in predicate.legs:
+        if not isinstance(leg.outcome, Result) or leg.outcome.served is None:
+            continue
+        spoilt = ", spoilt" if leg.purpose == "serve-control" else ""
+        for each in leg.outcome.served.answers:
+            tokens = " ".join(map(str, each.tokens[:_TOKENS_SHOWN_MAX]))
+            more = " …" if each.tokens[_TOKENS_SHOWN_MAX:] else ""
+            outputs = ", ".join(f"{one.name} {one.sha256[:12]}…" for one in each.outputs)
+            yield (
+                leg.arm + spoilt,
+                f"{each.prompt_tokens:,}",
+                leg.cache.state,
+                f"{leg.outcome.elapsed_s:.2f} s",
+                f"{each.first_s:.3f} s",
+                f"{each.seconds:.3f} s",
+                tokens + more or outputs,
+            )
+
+
 def memory_rows(predicate: Predicate) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the memory table, one per arm, under ``MEMORY_HEADER``."""
     for arm in ARMS:
@@ -149,9 +203,11 @@ def _weights(statement: Statement) -> Iterator[str]:
         yield f"- Hash leg of {each.arm}: {state}{hazards}."
         yield from (f"  - `{one.tensor}`: {one.sentence()}" for one in each.differences[:10])
     for control in predicate.controls:
-        blamed = ", ".join(f"`{name}`" for name in control.blamed) or "nothing"
+        blamed = "blamed " + (", ".join(f"`{name}`" for name in control.blamed) or "nothing")
+        if control.name == SERVED_BIT:
+            blamed = "changed the served output" if control.found else "changed nothing"
         planted = f"{control.planted}, in `{control.tensor}`"
-        yield f"- Control `{control.name}` ({planted}): blamed {blamed}."
+        yield f"- Control `{control.name}` ({planted}): {blamed}."
         yield from (f"  - seen: {each}" for each in control.seen[:3])
 
 

@@ -50,10 +50,11 @@ _KINDS = {
 
 
 class Bar(NamedTuple):
-    """One loader of a league: its name, and each of its rates in GB/s."""
+    """One loader of a league: its name, each of its rates and the median's, in GB/s."""
 
     name: str
     rates: tuple[float, ...]
+    median: float | None
 
 
 def times(predicate: Predicate) -> str:
@@ -153,8 +154,8 @@ def league(bars: Sequence[Bar]) -> str:
         figure = Figure(figsize=(8.4, 0.8 + 0.38 * len(bars)), layout="constrained")
         axes = figure.subplots()
         for row, bar in enumerate(reversed(bars)):
-            middle = sorted(bar.rates)[len(bar.rates) // 2]
-            axes.barh(row, middle, color="#56B4E9", alpha=0.35, height=0.6)
+            if bar.median is not None:
+                axes.barh(row, bar.median, color="#56B4E9", alpha=0.35, height=0.6)
             axes.plot(bar.rates, [row] * len(bar.rates), "|", color="#0072B2", markersize=9)
         axes.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
         axes.set_xlim(left=0)

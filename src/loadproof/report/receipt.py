@@ -16,14 +16,18 @@ import msgspec
 
 from loadproof.errors import ReceiptError
 from loadproof.judge.conclusion import EXIT_STATUS, Conclusion, samples
+from loadproof.judge.served import judge_served
 from loadproof.judge.verdict import judge_time
 from loadproof.measure.cache_state import Wanted
 from loadproof.measure.controls import Control
+from loadproof.measure.digest import Manifest, TensorDigest
 from loadproof.measure.environment import Environment
 from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.messages import DeviceFacts, Result
+from loadproof.measure.serve_legs import ServingPlan
 from loadproof.plan.arms import Arm
 from loadproof.plan.policy import Policy
+from loadproof.plan.schedule import REFERENCE
 from loadproof.report.privacy import first_private_text, without_paths
 
 if TYPE_CHECKING:
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:loadproof:receipt:v1"
+
+# Some 400 kB of a receipt; a checkpoint with more tensors is listed in part.
+TENSORS_LISTED_MAX = 2000
 
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -50,6 +57,28 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     digest: DigestSet
 
 
+class TensorLine(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
+    """One tensor as the files hold it, in the fewest words: an array in this order.
+
+    Attributes:
+        name: The tensor's name.
+        dtype: The safetensors dtype name.
+        shape: Elements along each axis.
+        nbytes: Length in bytes.
+        sha256: Hex SHA-256 of the raw bytes.
+        crc32: CRC-32 of the same bytes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    sha256: _Sha256
+    crc32: int
+
+
 class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a trial was and what came of it.
 
@@ -65,13 +94,16 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         policy_digest: And by digest.
         blocks: Mirrored blocks that were fixed beforehand.
         seed: Where order and controls came from.
-        arms: The code behind A (also A' and S) and behind B.
+        arms: The code behind A (also A' and S), behind B, and behind the reference of the served
+            output where there was one.
         cache: The page-cache state that every leg was to start from.
         options: Keyword arguments of both arms' loaders.
         device: What the device is; None when no leg got that far.
         environment: Machine and software.
         tensors: Tensors of the checkpoint.
         checkpoint_bytes: Their bytes.
+        tensor_lines: Each of them; where there are more than ``TENSORS_LISTED_MAX``, as many of
+            the first by name, and as many of those that differ on a device.
         legs: Every leg in order, with its raw samples.
         not_run: What was left out, and why.
     """
@@ -95,6 +127,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     checkpoint_bytes: int
     legs: tuple[Leg, ...]
     not_run: tuple[NotRun, ...]
+    tensor_lines: tuple[TensorLine, ...] = ()
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +170,7 @@ def make_receipt(
             policy_digest=plan.policy.digest(),
             blocks=plan.blocks,
             seed=plan.seed,
-            arms={"A": baseline, "B": candidate},
+            arms={"A": baseline, "B": candidate, **_reference(plan)},
             cache=plan.cache,
             options=plan.options,
             device=device,
@@ -146,6 +179,7 @@ def make_receipt(
             checkpoint_bytes=plan.truth.nbytes(),
             legs=tuple(trial.legs),
             not_run=(*trial.not_run, *_not_shown(plan, trial, device)),
+            tensor_lines=tuple(_tensor_lines(plan, trial)),
         ),
     )
     cleaned = without_paths(msgspec.to_builtins(statement))
@@ -190,6 +224,31 @@ def _digest_set(arm: Arm) -> DigestSet:
     return DigestSet(sha256=arm.digest.removeprefix("sha256:"))
 
 
+def _reference(plan: TrialPlan) -> dict[str, Arm]:
+    if isinstance(plan.serving, NotRun):
+        return {}
+    return {REFERENCE: plan.serving.reference.arm}
+
+
+def _tensor_lines(plan: TrialPlan, trial: Trial) -> Iterator[TensorLine]:
+    """Yield the tensors that are listed, sorted by name."""
+    wrong = {each.tensor for check in trial.weights for each in check.differences}
+    first = plan.truth.tensors[:TENSORS_LISTED_MAX]
+    more = [each for each in plan.truth.tensors[TENSORS_LISTED_MAX:] if each.name in wrong]
+    for each in (*first, *more[:TENSORS_LISTED_MAX]):
+        # A name that reads like a place on the machine would be cut, and no longer be the name.
+        if first_private_text(each.name) is not None:
+            continue
+        yield TensorLine(
+            name=each.name,
+            dtype=each.dtype,
+            shape=each.shape,
+            nbytes=each.nbytes,
+            sha256=each.sha256,
+            crc32=each.crc32,
+        )
+
+
 def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tuple[NotRun, ...]:
     """Say which claims this trial cannot support, because of where and how it ran."""
     found = device_class(device)
@@ -198,7 +257,6 @@ def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tup
         missing.append(NotRun("anything about a GB10", "no GB10: this trial ran elsewhere"))
     if found in {"rehearsal", "unknown"}:
         missing.append(NotRun("time on a GPU", "no GPU: copies ran in host memory"))
-    missing.append(NotRun("served output and a cold 32K prompt", "this version has no such leg"))
     if any(each.arm.command is not None for each in (plan.baseline, plan.candidate)):
         missing.append(
             NotRun(
@@ -206,6 +264,7 @@ def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tup
                 "a program loads in a process of its own, which nothing watches from inside",
             )
         )
+    missing += _not_served(plan, trial, found)
     if plan.cache != "cold":
         missing.append(NotRun("a cold page cache", f"the legs were to start {plan.cache}"))
     unknown = next((leg.cache.why for leg in trial.legs if leg.cache.state == "unknown"), None)
@@ -265,6 +324,20 @@ def _ring_never_full(trial: Trial) -> Iterator[NotRun]:
             return
 
 
+def _not_served(plan: TrialPlan, trial: Trial, found: str) -> list[NotRun]:
+    """Say what the serve legs, where there were any, did not show."""
+    what = "a long prompt right after a cold load"
+    if not isinstance(plan.serving, ServingPlan) or not trial.served:
+        return []
+    if found == "rehearsal":
+        return [NotRun(what, "no GPU: on the fake device the model runs on the CPU")]
+    warm = [leg for leg in trial.legs if leg.purpose == "serve" and leg.cache.state != "cold"]
+    return [
+        NotRun(what, f"the leg of {leg.arm} started {leg.cache.state}: {leg.cache.why}")
+        for leg in warm[:1]
+    ]
+
+
 def _unsupported(predicate: Predicate) -> str | None:
     """Judge the raw samples again, and say where the conclusion does not follow from them."""
     stated = predicate.conclusion.verdict
@@ -288,6 +361,25 @@ def _unsupported(predicate: Predicate) -> str | None:
     return None
 
 
+def _served_unsupported(predicate: Predicate) -> str | None:
+    """Compare the served output again, and say where the word on it does not follow."""
+    served, _ = judge_served(predicate.legs)
+    if predicate.conclusion.served != served:
+        return "the word on the served output is not that of the serve legs"
+    if served == "differs" and predicate.conclusion.answer != "failed":
+        return "served output that differs is a failure"
+    return None
+
+
+def _listed_otherwise(statement: Statement) -> bool:
+    """Say whether a full list of tensors is not the one whose digest the receipt gives."""
+    lines = statement.predicate.tensor_lines
+    if len(lines) != statement.predicate.tensors:
+        return False
+    listed = Manifest(tuple(TensorDigest(**msgspec.structs.asdict(line)) for line in lines))
+    return listed.digest() != statement.subject[0].digest.sha256
+
+
 def _checked(statement: Statement) -> Statement:
     """Refuse what the types cannot: private text, and figures that contradict each other.
 
@@ -305,8 +397,10 @@ def _checked(statement: Statement) -> Statement:
         problem = "the exit status is not that of the answer"
     elif predicate.device_class != device_class(predicate.device):
         problem = "the device class is not that of the device's attributes"
+    elif _listed_otherwise(statement):
+        problem = "the tensors that are listed do not have the digest given for all weights"
     else:
-        problem = _unsupported(predicate)
+        problem = _unsupported(predicate) or _served_unsupported(predicate)
     if problem is not None:
         raise ReceiptError(f"This is not a valid receipt: {problem}.")
     return statement
