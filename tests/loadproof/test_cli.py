@@ -176,6 +176,12 @@ def test_a_device_that_is_not_here(project: Path, checkpoint: Path, device: str)
     refuses(qualify(project, checkpoint, f"--device={device}"), project, "loadproof: ")
 
 
+def test_served_output_of_a_checkpoint_without_a_model(project: Path, checkpoint: Path) -> None:
+    """Asked for and impossible, it is one sentence, before anything runs."""
+    done = qualify(project, checkpoint, "--served")
+    refuses(done, project, "Served output was asked for, and the checkpoint has no config.json")
+
+
 def test_no_repository(tmp_path: Path, checkpoint: Path) -> None:
     """Outside of a repository there are no arms."""
     (tmp_path / "plain").mkdir()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fixtures.checkpoints import Tensor, write_checkpoint
+from fixtures.models import FAMILIES
 from fixtures.repositories import commit_all, git
 from loadproof.plan.revisions import Repository
 from loadproof.report.receipt import decode
@@ -149,3 +150,53 @@ def test_the_same_code_is_one_arm_and_few_blocks_say_nothing(clone: Path, weight
     assert {leg["outcome"]["digest"] for leg in predicate["legs"]} == {
         predicate["arms"]["A"]["digest"]
     }
+
+
+def rehearse(clone: Path, checkpoint: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Rehearse one block, too few for a verdict and enough to see every kind of leg."""
+    command = [sys.executable, "-m", "loadproof", "rehearse", f"--checkpoint={checkpoint}"]
+    command += ["--out=out", "--blocks=1", "--seed=4", *more]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_rehearsal_serves_where_there_is_a_model(clone: Path, tmp_path: Path) -> None:
+    """By default both revisions serve the reference's tokens; --no-served leaves it out."""
+    checkpoint = tmp_path / "model"
+    FAMILIES["qwen2 tied"].write(checkpoint)
+    done = rehearse(clone, checkpoint)
+    assert done.returncode == 3, done.stderr
+    assert "served output equal" in done.stdout
+    predicate = decode((clone / "out" / "receipt.json").read_bytes()).predicate
+    assert [leg.arm for leg in predicate.legs if leg.purpose == "serve"] == ["reference", "A", "B"]
+    assert [each.name for each in predicate.controls if each.found][-1] == "served-bit"
+    assert set(predicate.arms) == {"A", "B", "reference"}
+    assert "a long prompt right after a cold load" in {each.what for each in predicate.not_run}
+    assert str(tmp_path) not in (clone / "out" / "report.html").read_text("utf-8")
+    assert "Qwen2ForCausalLM, bfloat16, cpu" in (clone / "out" / "report.md").read_text("utf-8")
+    assert rehearse(clone, checkpoint, "--no-served").returncode == 3
+    predicate = decode((clone / "out" / "receipt.json").read_bytes()).predicate
+    assert {leg.purpose for leg in predicate.legs} == {"hash", "control", "time"}
+    assert predicate.not_run[0].why == "it was not asked for; --served does it"
+
+
+def test_a_model_that_transformers_does_not_know(clone: Path, tmp_path: Path) -> None:
+    """By default it is not run with its reason; asked for, it is one sentence and no receipt."""
+    checkpoint = tmp_path / "model"
+    FAMILIES["bert"].write(checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(
+        json.dumps(config | {"model_type": "no-such-model", "architectures": None})
+    )
+    done = rehearse(clone, checkpoint, "--served")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Served output was asked for. transformers" in done.stderr
+    assert "no-such-model" in done.stderr
+    assert not (clone / "out").exists()
+    assert rehearse(clone, checkpoint).returncode == 3
+    predicate = decode((clone / "out" / "receipt.json").read_bytes()).predicate
+    assert predicate.not_run[0].what == "served output of reference"
+    assert "no-such-model" in predicate.not_run[0].why
+    assert predicate.conclusion.served == "not-run"

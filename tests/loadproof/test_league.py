@@ -14,7 +14,8 @@ from loadproof.errors import ArmError
 from loadproof.loaders import LOADERS
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.plan.arms import named_loader, split_options
-from loadproof.report.league import decode_league, render_league_page
+from loadproof.report import plots
+from loadproof.report.league import decode_league, league_rows, render_league_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +41,26 @@ def test_our_routes_stand_in_a_league(checkpoint: Path, tmp_path: Path) -> None:
     assert record.device_class == "rehearsal"
     assert render_league_page(record).count("<svg") == 1
     assert str(tmp_path) not in (tmp_path / "out" / "league.json").read_text("utf-8")
+
+
+def test_the_bar_of_a_plot_is_the_median_of_the_table(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an even number of legs the median lies between two of them, in both."""
+    league(checkpoint, tmp_path / "out", "weightload")
+    record = decode_league((tmp_path / "out" / "league.json").read_bytes())
+    drawn: list[plots.Bar] = []
+
+    def draw(bars: list[plots.Bar]) -> str:
+        drawn.extend(bars)
+        return ""
+
+    monkeypatch.setattr(plots, "league", draw)
+    render_league_page(record)
+    (bar,) = drawn
+    assert bar.median is not None
+    assert min(bar.rates) < bar.median < max(bar.rates)
+    assert f"{bar.median:.2f}" in next(iter(league_rows(record)))
 
 
 def test_a_loader_that_cannot_load_is_listed_with_its_reason(

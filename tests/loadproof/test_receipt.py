@@ -24,13 +24,21 @@ from loadproof.measure.environment import describe_environment
 from loadproof.measure.gpu import GpuConditions
 from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.memory import MemoryPeaks
-from loadproof.measure.messages import DeviceFacts, Failure, LoaderIdentity, Result
+from loadproof.measure.messages import (
+    Answer,
+    DeviceFacts,
+    Failure,
+    LoaderIdentity,
+    Result,
+    Served,
+)
 from loadproof.measure.trial import Trial, TrialPlan
 from loadproof.plan.arms import Arm, InstalledArm
 from loadproof.plan.policy import load_policy
 from loadproof.plan.revisions import Revision
 from loadproof.plan.schedule import ARMS, mirrored_blocks
 from loadproof.report.markdown import render
+from loadproof.report.page import render_page
 from loadproof.report.privacy import first_private_text, without_paths
 from loadproof.report.receipt import (
     Statement,
@@ -41,7 +49,7 @@ from loadproof.report.receipt import (
     make_receipt,
 )
 
-SECONDS = {"A": 1.0, "A'": 1.001, "B": 1.0, "S": 1.2}
+SECONDS = {"A": 1.0, "A'": 1.001, "B": 1.0, "S": 1.2, "reference": 1.0}
 FAKE = DeviceFacts(
     name="NVIDIA H200",
     fake=True,
@@ -425,3 +433,139 @@ def test_an_audit_says_how_much_it_read() -> None:
     assert "at least 3 of 8 bytes" in why
     assert "48 timing legs were read back" in render(receipt(seen))
     assert "at least 3 of 8 bytes" in render(receipt(seen))
+
+
+def serve_leg(arm: str, **changes: Any) -> Leg:
+    """A serve leg that served the same two tokens as every other one."""
+    answer = Answer(asked_tokens=24, prompt_tokens=24, first_s=0.1, seconds=0.2, tokens=(4, 5))
+    served = Served(model="M", dtype="float32", place="cpu", answers=(answer,))
+    like = leg("time", "A").outcome
+    return leg("serve", arm, outcome=msgspec.structs.replace(like, served=served), **changes)
+
+
+def served_trial() -> Trial:
+    """A whole trial that also served."""
+    seen = trial()
+    seen.legs[1:1] = [serve_leg(arm) for arm in ("reference", "A", "B")]
+    return seen
+
+
+def test_served_output_is_in_the_receipt_and_the_pages() -> None:
+    """Equal output is said so, with its tokens, in the headline, the text and the page."""
+    made = receipt(served_trial())
+    assert (made.predicate.conclusion.served, made.predicate.exit_status) == ("equal", 0)
+    assert "served output equal" in render(made).splitlines()[0]
+    assert "| reference | 24 | warm | 1.00 s | 0.100 s | 0.200 s | 4 5 |" in render(made)
+    assert "<td>4 5</td>" in render_page(made)
+    assert decode(encode(made)) == made
+
+
+def test_other_tokens_outrank_time() -> None:
+    """An arm that serves another token fails the trial, named with the token."""
+    seen = served_trial()
+    other = serve_leg("B")
+    assert isinstance(other.outcome, Result)
+    assert other.outcome.served is not None
+    (answer,) = other.outcome.served.answers
+    changed = msgspec.structs.replace(
+        other.outcome.served, answers=(msgspec.structs.replace(answer, tokens=(4, 9)),)
+    )
+    seen.legs[3] = leg(
+        "serve", "B", outcome=msgspec.structs.replace(other.outcome, served=changed)
+    )
+    made = receipt(seen)
+    assert (made.predicate.conclusion.served, made.predicate.exit_status) == ("differs", 4)
+    (reason,) = made.predicate.conclusion.reasons
+    assert reason.code == "served-differs"
+    assert "Arm B" in reason.sentence
+    assert "token 2 of 2 after a prompt of 24 tokens was 9, and not 5" in reason.sentence
+
+
+@pytest.mark.parametrize(
+    ("place", "word", "answer"),
+    [(1, "not-run", "proven"), (2, "not-run", "proven"), (3, "differs", "failed")],
+)
+def test_what_cannot_be_served_is_a_failure_only_of_a_candidate_alone(
+    place: int, word: str, answer: str
+) -> None:
+    """The reference or the baseline that cannot be served leaves the other words as they are."""
+    seen = served_trial()
+    refused = Failure("cannot-serve", "There is no kernel.")
+    seen.legs[place] = leg("serve", seen.legs[place].arm, outcome=refused)
+    conclusion = receipt(seen).predicate.conclusion
+    assert (conclusion.served, conclusion.answer) == (word, answer)
+    assert ("There is no kernel." in conclusion.reasons[0].sentence) == (answer == "failed")
+
+
+def test_another_failure_of_a_serve_leg_is_inconclusive() -> None:
+    """A leg that was killed proves nothing."""
+    seen = served_trial()
+    seen.legs[1] = leg("serve", "reference", outcome=Failure("leg-killed", "It was killed."))
+    assert receipt(seen).predicate.exit_status == 3
+
+
+def test_a_race_in_a_serve_leg_forbids_a_verdict() -> None:
+    """What raced there may race anywhere."""
+    seen = served_trial()
+    _with(seen, 2, hazards=("PIN-REUSE-BEFORE-COPY: x",))
+    conclusion = receipt(seen).predicate.conclusion
+    assert [each.code for each in conclusion.reasons] == ["hazard"]
+    assert "serve leg of A" in conclusion.reasons[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("conclusion/served", "differs", "served output"),
+        ("conclusion/served", "not-run", "served output"),
+        ("legs/3/outcome/served/answers/0/tokens/1", 9, "served output"),
+        ("tensor_lines/0/4", "0" * 64, "tensors that are listed"),
+        ("tensor_lines/0/3", 9, "tensors that are listed"),
+    ],
+)
+def test_served_output_and_tensors_that_were_tampered_with_are_refused(
+    path: str, value: object, said: str
+) -> None:
+    """The word follows from the legs, and the digest of all weights from the list."""
+    data: Any = json.loads(encode(receipt(served_trial())))["predicate"]
+    *parents, last = path.split("/")
+    inner = data
+    for part in parents:
+        inner = inner[int(part) if isinstance(inner, list) else part]
+    inner[int(last) if isinstance(inner, list) else last] = value
+    whole = json.loads(encode(receipt(served_trial()))) | {"predicate": data}
+    with pytest.raises(ReceiptError, match=said):
+        decode(json.dumps(whole).encode())
+
+
+def test_tensors_are_listed_in_part_where_there_are_very_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first by name and those that differ are listed; the page says how many it leaves out."""
+    monkeypatch.setattr("loadproof.report.receipt.TENSORS_LISTED_MAX", 300)
+    tensors = tuple(
+        TensorDigest(name=f"t{n:04}", dtype="F32", shape=(2,), nbytes=8, sha256="b" * 64, crc32=n)
+        for n in range(1000)
+    )
+    many = msgspec.structs.replace(plan(), truth=Manifest(tensors))
+    seen = trial()
+    wrong = (Difference("t0250", "bytes"), Difference("t0900", "bytes"))
+    seen.weights[-1] = msgspec.structs.replace(seen.weights[-1], differences=wrong)
+    made = make_receipt(many, seen, conclude(many, seen, "no-regression"), describe_environment())
+    names = [line.name for line in made.predicate.tensor_lines]
+    assert names == [*(f"t{n:04}" for n in range(300)), "t0900"]
+    page = render_page(made)
+    rows = re.findall(r"<td>(t0\d{3})</td><td>(\w+)</td><td>(\w+)</td>", page)
+    assert rows[:2] == [("t0250", "equal", "bytes"), ("t0900", "equal", "bytes")]
+    assert rows[2:] == [(f"t{n:04}", "equal", "equal") for n in range(198)]
+    assert "800 more tensors are not shown here; none of them differs." in page
+
+
+def test_a_name_that_reads_like_a_place_is_not_listed() -> None:
+    """It would be cut, and a receipt whose list is not its digest's would be refused."""
+    tensor = TensorDigest(name="/a/b/c", dtype="F32", shape=(), nbytes=4, sha256="b" * 64, crc32=1)
+    odd = msgspec.structs.replace(plan(), truth=Manifest((tensor,)))
+    made = make_receipt(
+        odd, trial(), conclude(odd, trial(), "no-regression"), describe_environment()
+    )
+    assert made.predicate.tensor_lines == ()
