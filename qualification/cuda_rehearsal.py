@@ -3,8 +3,8 @@
     python -m qualification.cuda_rehearsal --out OUT
 
 Three stages, each written as soon as it is done: the same code against itself (no-gain, with
-every control), against itself slowed by 3 % (regression), and the league of the loaders that
-are installed. What there was no time for is said, and nothing is left half written.
+every control, and what a model of the weights serves), against itself slowed by 3 %
+(regression), and the league of the loaders that are installed. What there was no time for is said, and nothing is left half written.
 
 On a shared host one load of a fraction of a second varies by several per cent, and a few
 blocks cannot tell 3 % from that: such a trial is inconclusive, as it should be. To show what
@@ -84,6 +84,7 @@ CONFIG = {
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS // 4,
     "tie_word_embeddings": False,
+    "max_position_embeddings": 2 * 32_768,
     "dtype": "bfloat16",
 }
 
@@ -265,6 +266,7 @@ def main(  # noqa: PLR0913, PLR0917 -- a command line has as many options as it 
                 blocks=blocks,
                 seed=number + 1,
                 options={"route": route},
+                served="asked" if name == "equal" else "no",
             )
             try:
                 run_trial(rehearsal, repository, checkpoint, name, job)

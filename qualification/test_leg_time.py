@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from loadproof.gate import DeviceClass
 
-PAIRS = 12
+PAIRS = 8
 ALLOWED = 0.01
 LOADER = """
 import time
