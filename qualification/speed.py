@@ -101,6 +101,7 @@ def run(
     """Run every leg, in mirrored random order, and write the table."""
     order = random.Random(seed)
     samples: list[Leg] = []
+    out.mkdir(parents=True, exist_ok=True)
     for section in sections.split(","):
         cache, legs = SECTIONS[section]
         for block in range(blocks):
@@ -113,8 +114,8 @@ def run(
                     result = run_apart(_SERVER, run_leg, spec)
                     samples.append(leg | {"block": block, "half": half} | result)
                     typer.echo(json.dumps(samples[-1]))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "samples.json").write_text(json.dumps(samples, indent=1))
+            # A run that is cut short leaves what it has.
+            (out / "samples.json").write_text(json.dumps(samples, indent=1))
     text = table(samples)
     (out / "table.md").write_text(text)
     typer.echo(text)
