@@ -27,6 +27,7 @@ from weightload.device.driver import STREAM_NON_BLOCKING, Driver
 from weightload.device.pinned import RING_ALIGNMENT_BYTES, Reservation
 from weightload.device.profile import Device
 from weightload.device.slots import Ring
+from weightload.host.collector import collector_held_off
 from weightload.host.readahead import ReadAhead
 from weightload.layers import layer_intervals
 from weightload.limits import host_to_device_gbs, reads_gbs
@@ -89,7 +90,7 @@ class Run:
                     reservation = self._begin_ring(
                         gpu, max(1, min(self.slot_count, needed)), staging
                     )
-                with report.phase("open"):
+                with report.phase("open"), collector_held_off():
                     files = open_checkpoint(checkpoint)
                 with files:
                     report.strays = files.strays

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
+from weightload.host.collector import collector_held_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -104,8 +105,9 @@ class Upload:
             for reader in readers:
                 reader.start()
                 started.append(reader)
-            self._feed(carriers, threads)
-            meanwhile()
+            with collector_held_off():
+                self._feed(carriers, threads)
+                meanwhile()
         except BaseException as error:
             # Ctrl-C lands here: stop the readers before anything is taken from under them.
             self._keep(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import hashlib
 import os
 import pickle
@@ -577,3 +578,18 @@ def test_arguments_are_checked(model: Path, arguments: dict[str, Any], says: str
     """A wrong argument is one sentence."""
     with FakeCuda() as fake, pytest.raises(weightload.WeightloadError, match=says):
         weightload.load(model, driver=fake, **arguments)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(model: Path, *, enabled: bool) -> None:
+    """Whether a load succeeds or fails, the collector is on after it if it was before."""
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with FakeCuda() as fake:
+            weightload.load(model, driver=fake, **SMALL).close()
+            assert gc.isenabled() == enabled
+            with pytest.raises(weightload.CheckpointError):
+                weightload.load(model / "nowhere", driver=fake)
+            assert gc.isenabled() == enabled
+    finally:
+        gc.enable()

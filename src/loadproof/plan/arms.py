@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from packaging.requirements import Requirement
 
 import weightload
 from loadproof.errors import ArmError
@@ -142,12 +143,17 @@ def named_loader(spoken: str) -> InstalledArm:
         raise ArmError(
             f"The loader {name!r} is not installed here; run 'pip install {peer.requirement}'."
         ) from None
-    distribution = re.split(r"[<>=!~ ]", peer.requirement, maxsplit=1)[0]
+    requirement = Requirement(peer.requirement)
     try:
-        version = importlib.metadata.version(distribution)
+        version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         version = None
-    loader = NamedLoader(name=name, distribution=distribution, version=version)
+    if version is not None and not requirement.specifier.contains(version, prereleases=True):
+        raise ArmError(
+            f"The loader {name!r} needs {requirement} and {version} is installed here; run "
+            f"'pip install {requirement}'."
+        )
+    loader = NamedLoader(name=name, distribution=requirement.name, version=version)
     return InstalledArm(Arm(loader=loader, entry=name, digest=digest, options=options), None)
 
 
