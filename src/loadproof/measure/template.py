@@ -154,7 +154,9 @@ class ForkedLeg:
 
     def await_end(self) -> None:
         """Wait until it has ended, and leave its process id taken."""
-        select.select([self._ended], [], [])
+        ended = select.poll()
+        ended.register(self._ended, select.POLLIN)
+        ended.poll()
 
     def wait(self) -> None:
         """Wait until it has ended, and collect it."""
