@@ -190,6 +190,20 @@ def test_verdicts_equal_the_reference(tmp_path: Path) -> None:
     assert min(verdicts.values()) > 0
 
 
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    """A name that no UTF-8 can spell is no name, to the reference as well; a whole pair is one."""
+    for name, accepted in ((b"\\ud83d", False), (b"\\ud83d\\ude00", True)):
+        text = b'{"' + name + b'":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+        path = tmp_path / "x.safetensors"
+        path.write_bytes(file_of(text, bytes(1)))
+        assert reference_accepts(path) == accepted
+        if accepted:
+            assert parse(path.read_bytes()).records[0].name == "\N{GRINNING FACE}"
+        else:
+            with pytest.raises(HeaderError, match="surrogates not allowed"):
+                parse(path.read_bytes())
+
+
 def test_the_reference_keeps_a_duplicate_that_we_refuse(tmp_path: Path) -> None:
     """Two entries of one name over the same bytes: the one place where we are stricter."""
     text = (

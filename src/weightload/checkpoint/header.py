@@ -158,12 +158,16 @@ def parse_strict_json(text: bytes) -> Any:  # noqa: ANN401 - JSON can be anythin
 
     Raises:
         HeaderError: a key occurs twice.
-        ValueError: anything else that is not JSON.
+        ValueError: anything else that is not JSON, or is no text: half of a surrogate pair.
         RecursionError: nesting deeper than the interpreter allows.
     """
-    return json.loads(
+    value = json.loads(
         text.decode("utf-8"), object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant
     )
+    if b"\\u" in text:
+        # An escape can spell half of a pair, which no UTF-8 can; the reference refuses it.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def decode_strict_json(text: bytes) -> Any:  # noqa: ANN401 - JSON can be anything until checked
