@@ -115,8 +115,10 @@ class Upload:
         finally:
             for _ in started:
                 self._waiting.put(None)
-            self._join(started)
-            self._settle()
+            try:
+                self._join(started)
+            finally:
+                self._settle()
         if self._first_error is not None:
             raise self._first_error
 

@@ -8,6 +8,7 @@ import gc
 import hashlib
 import os
 import pickle
+import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -593,3 +594,21 @@ def test_the_garbage_collector_is_left_as_it_was(model: Path, *, enabled: bool) 
             assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("number", [0, 3, 9])
+def test_ctrl_c_stops_the_readers_and_gives_everything_back(model: Path, number: int) -> None:
+    """An interrupt during a load is raised when no thread and no copy uses the ring any more."""
+
+    def interrupt(at: int, _target: memoryview, _offset: int) -> int:
+        if at == number:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return 1 << 30
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with FakeCuda() as fake, pytest.raises(KeyboardInterrupt):
+            weightload.load(model, driver=fake, system=ScriptedSystem(on_read=interrupt), **SMALL)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not [each for each in threading.enumerate() if each.name.startswith("weightload")]
