@@ -109,8 +109,6 @@ def main() -> None:
 def _leg(request: Request, steps: _Steps) -> Result:
     if request.serving is not None:
         with steps.step("import transformers"):
-            # A leg asks nobody on the network, and the hub's client reads this once.
-            os.environ["HF_HUB_OFFLINE"] = "1"
             # Before the arm's folder is on the path, as everything else that is the harness's.
             from loadproof.measure.server import Server  # noqa: PLC0415 -- others do without
     with steps.step("import"):

@@ -18,7 +18,7 @@ from loadproof.measure.digest import Difference, Manifest
 from loadproof.measure.leg import run_leg
 from loadproof.measure.memory import MemoryPeaks
 from loadproof.measure.messages import Failure, Plant, Request, Result, Serving, Truth
-from loadproof.measure.template import Template
+from loadproof.measure.template import SERVER_ENVIRONMENT, SERVER_MODULE, Template
 from loadproof.plan.policy import Policy
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class LegRunner:
         self._ordinal = int(ordinal) if kind == "cuda" and ordinal.isdigit() else None
         # On the fake device no leg needs torch.
         self._template = Template(["torch"] if kind == "cuda" else [])
+        self._serving: Template | None = None
         self._base_available = available_bytes()
 
     def __enter__(self) -> Self:
@@ -144,7 +145,24 @@ class LegRunner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end_serving()
         self._template.close()
+
+    def _template_for(self, purpose: Purpose) -> Template:
+        """What a leg is forked from; transformers is imported once, for serve legs alone."""
+        if purpose == "time":
+            # Its memory is given back before anything is timed.
+            self._end_serving()
+        if purpose not in {"serve", "serve-control"}:
+            return self._template
+        if self._serving is None:
+            self._serving = Template([SERVER_MODULE], SERVER_ENVIRONMENT)
+        return self._serving
+
+    def _end_serving(self) -> None:
+        if self._serving is not None:
+            self._serving.close()
+            self._serving = None
 
     def run(
         self,
@@ -194,7 +212,7 @@ class LegRunner:
         )
         prepared = cache_state.prepare(setting.shards, cache)
         names = tuple(path.name for path in setting.shards) if hashing else ()
-        ended = run_leg(request, self._template, setting.policy.leg_timeout_s, names)
+        ended = run_leg(request, self._template_for(purpose), setting.policy.leg_timeout_s, names)
         result = ended.outcome if isinstance(ended.outcome, Result) else None
         read_bytes = result.read_bytes if result else None
         # Curves of every leg would be most of a receipt; the first block's are shown.

@@ -29,8 +29,13 @@ from loadproof.measure import child
 from loadproof.measure.process import end_with
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
+
+# What serve legs import, as the harness's own, before an arm's folder is on the path.  They ask
+# nobody on the network, and the hub's client reads that once.
+SERVER_MODULE = "loadproof.measure.server"
+SERVER_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 
 # What is asked of the process: fork a leg whose standard files come along, or collect one.
 _FORK, _COLLECT = 1, 2
@@ -40,11 +45,14 @@ _QUESTION, _ANSWER = struct.Struct("=Bq"), struct.Struct("=q")
 class Template:
     """The harness's side: starts the process, and legs from it."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(
+        self, modules: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start the process, and wait until it is ready.
 
         Args:
             modules: What it imports.
+            environment: Variables beside the harness's own.
 
         Raises:
             LegError: It could not import them.
@@ -59,6 +67,7 @@ class Template:
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
+                    env={**os.environ, **(environment or {})},
                 )
         except OSError as error:
             ours.close()
