@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from weightload.aside import run_aside, torch_stream
 from weightload.device.driver import Driver, real_driver
 from weightload.device.pinned import RING_ALIGNMENT_BYTES
 from weightload.device.profile import parse_ordinal
 from weightload.errors import UsageError
 from weightload.host.system import System
+from weightload.loaded import Loaded
 from weightload.plan import check_slot
 from weightload.report import LoadReport
 from weightload.routes import check_route
@@ -20,7 +23,6 @@ from weightload.verify import Verifier, check_algorithm
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightload.loaded import Loaded
     from weightload.release import ReleaseQueue
 
 
@@ -136,7 +138,13 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         measure_limits=measure_limits,
         verifier=Verifier(manifest) if hashing else None,
     )
-    return run.load(checkpoint, only, into)
+    theirs = nullcontext() if driver is not None else torch_stream(run.ordinal)
+
+    def work() -> Loaded:
+        with theirs:
+            return run.load(checkpoint, only, into)
+
+    return run_aside(work, run.stop, Loaded.close)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - not checked yet

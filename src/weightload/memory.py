@@ -8,9 +8,10 @@ processor, it is faulted in there, and the device only ever reads pinned memory.
 from __future__ import annotations
 
 import ctypes
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightload.aside import run_aside, torch_stream
 from weightload.budget import check_room
 from weightload.checkpoint.folder import Identity, Shard
 from weightload.checkpoint.header import Header, Record
@@ -25,7 +26,7 @@ from weightload.host.system import System
 from weightload.loaded import Loaded
 from weightload.plan import plan_batches
 from weightload.report import LoadReport
-from weightload.upload import Upload
+from weightload.upload import Stop, Upload
 from weightload.work import ShardWork
 
 if TYPE_CHECKING:
@@ -112,48 +113,55 @@ def load_memory(
     threads = threads or min(system.cpu_count(), _THREADS_MAX)
     report = LoadReport(threads=threads, tensors=len(memory))
     seam = real_driver() if driver is None else Driver(driver)
+    ordinal = parse_ordinal(device)
     records = _records(memory)
     report.wanted_bytes = records[-1].end if records else 0
-    with report.phase("total"), Cleanup() as kept:
-        gpu = Device(seam, parse_ordinal(device))
-        kept.undo(gpu.close)
-        report.device, report.integrated = gpu.profile.name, gpu.profile.integrated
-        destination = (TorchDestination if driver is None else DriverDestination)(gpu, records)
-        slots = max(1, min(threads + 4, -(-report.wanted_bytes // SLOT_BYTES)))
-        check_room(gpu.profile, system, report.wanted_bytes, slots * SLOT_BYTES)
-        with gpu.current(), Cleanup() as staging:
-            reservation = Reservation(gpu, system, slots, SLOT_BYTES)
-            staging.undo(reservation.cancel)
-            stream = int(seam.call("cuStreamCreate", STREAM_NON_BLOCKING))
-            staging.undo(seam.call, "cuStreamDestroy", stream)
-            kept.undo(destination.release)
-            destination.allocate()
-            destination.ready(stream)
-            ring = Ring(seam, reservation.finish(), SLOT_BYTES)
-            staging.undo(ring.close)
-            _describe(report, ring, destination.slab_bytes)
-            copies = Copies(
-                seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
-            )
-            carrier = _HostCarrier(
-                _work(records, destination.addresses),
-                [piece.address for piece in memory],
-                ring,
-                copies,
-            )
-            try:
-                upload = Upload(gpu, copies, ring, report, progress=progress)
-                with report.phase("stream"):
-                    upload.run([carrier], threads)
-            except BaseException:
-                if copies.unfinished:
-                    abandon(kept.pop_all())
-                raise
-            tensors = destination.tensors()
-            staging.close()
-        # Nothing was asked of the operating system.
-        report.read_bytes = 0
-        return Loaded(tensors, report, {}, ExitStack() if driver is None else kept.pop_all())
+    theirs, stop = nullcontext() if driver is not None else torch_stream(ordinal), Stop()
+
+    def work() -> Loaded:
+        with theirs, report.phase("total"), Cleanup() as kept:
+            gpu = Device(seam, ordinal)
+            kept.undo(gpu.close)
+            report.device, report.integrated = gpu.profile.name, gpu.profile.integrated
+            destination = (TorchDestination if driver is None else DriverDestination)(gpu, records)
+            slots = max(1, min(threads + 4, -(-report.wanted_bytes // SLOT_BYTES)))
+            check_room(gpu.profile, system, report.wanted_bytes, slots * SLOT_BYTES)
+            with gpu.current(), Cleanup() as staging:
+                reservation = Reservation(gpu, system, slots, SLOT_BYTES)
+                staging.undo(reservation.cancel)
+                stream = int(seam.call("cuStreamCreate", STREAM_NON_BLOCKING))
+                staging.undo(seam.call, "cuStreamDestroy", stream)
+                kept.undo(destination.release)
+                destination.allocate()
+                destination.ready(stream)
+                ring = Ring(seam, reservation.finish(), SLOT_BYTES)
+                staging.undo(ring.close)
+                _describe(report, ring, destination.slab_bytes)
+                copies = Copies(
+                    seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
+                )
+                carrier = _HostCarrier(
+                    _work(records, destination.addresses),
+                    [piece.address for piece in memory],
+                    ring,
+                    copies,
+                )
+                try:
+                    upload = Upload(gpu, copies, ring, report, progress=progress)
+                    stop.attach(upload)
+                    with report.phase("stream"):
+                        upload.run([carrier], threads)
+                except BaseException:
+                    if copies.unfinished:
+                        abandon(kept.pop_all())
+                    raise
+                tensors = destination.tensors()
+                staging.close()
+            # Nothing was asked of the operating system.
+            report.read_bytes = 0
+            return Loaded(tensors, report, {}, ExitStack() if driver is None else kept.pop_all())
+
+    return run_aside(work, stop, Loaded.close)
 
 
 def _records(memory: Sequence[HostMemory]) -> list[Record]:

@@ -8,7 +8,7 @@ is given back in the opposite order, and the first error is the one that is rais
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from weightload.plan import plan_batches
 from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
-from weightload.upload import Carrier, Upload
+from weightload.upload import Carrier, Stop, Upload
 from weightload.work import ShardWork
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Run:
     read_ahead_bytes: int
     release: ReleaseQueue | bool | None
     measure_limits: bool
+    stop: Stop = field(default_factory=Stop)
 
     def load(
         self,
@@ -181,6 +182,7 @@ class Run:
             self.progress,
             reached=ahead.advance if ahead else None,
         )
+        self.stop.attach(upload)
         work: list[ShardWork] = []
         tensors: dict[str, Any] = {}
 

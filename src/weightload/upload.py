@@ -74,6 +74,8 @@ class Upload:
         self._progress = progress
         self._reached = reached
         self._lock = threading.Lock()
+        # Not the lock that a caller's progress function runs under.
+        self._error_lock = threading.Lock()
         self._first_error: BaseException | None = None
         self._moved_bytes = 0
         self._large_bytes = 0
@@ -109,16 +111,14 @@ class Upload:
                 self._feed(carriers, threads)
                 meanwhile()
         except BaseException as error:
-            # Ctrl-C lands here: stop the readers before anything is taken from under them.
-            self._keep(error)
+            self.stop(error)
             raise
         finally:
             for _ in started:
                 self._waiting.put(None)
-            try:
-                self._join(started)
-            finally:
-                self._settle()
+            for reader in started:
+                reader.join()
+            self._settle()
         if self._first_error is not None:
             raise self._first_error
 
@@ -137,16 +137,10 @@ class Upload:
         for item in queue:
             self._waiting.put(item)
 
-    def _join(self, readers: Sequence[threading.Thread]) -> None:
-        """Wait for the readers; Ctrl-C meanwhile stops them, and is raised when they have."""
-        try:
-            for reader in readers:
-                reader.join()
-        except BaseException as error:
-            self._keep(error)
-            for reader in readers:
-                reader.join()
-            raise
+    def stop(self, error: BaseException) -> None:
+        """Have the readers stop at their next batch; the first error is the one that is raised."""
+        with self._error_lock:
+            self._first_error = self._first_error or error
 
     def _settle(self) -> None:
         """Wait for all copies; those of a quarantined slot end with the stream at the latest."""
@@ -155,15 +149,11 @@ class Upload:
                 self._report.quarantined_slots = len(self._ring.quarantined)
                 self._ring.settle_all()
         except DriverError as error:
-            self._keep(error)
+            self.stop(error)
         try:
             self._copies.finish()
         except DriverError as error:
-            self._keep(error)
-
-    def _keep(self, error: BaseException) -> None:
-        with self._lock:
-            self._first_error = self._first_error or error
+            self.stop(error)
 
     def _drain(self) -> None:
         tally = _Tally(self._on_moved if self._progress is not None else None)
@@ -172,7 +162,7 @@ class Upload:
                 while (item := self._waiting.get()) is not None and self._first_error is None:
                     self._bring(*item, tally)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
-            self._keep(error)
+            self.stop(error)
         with self._lock:
             tally.add_to(self._report)
 
@@ -200,6 +190,26 @@ class Upload:
             self._moved_bytes += nbytes
             if self._progress is not None:
                 self._progress(self._moved_bytes, self._report.wanted_bytes)
+
+
+class Stop:
+    """An interrupt on its way to an upload, which may not have begun yet."""
+
+    def __init__(self) -> None:
+        self._upload: Upload | None = None
+        self._interrupt: BaseException | None = None
+
+    def __call__(self, interrupt: BaseException) -> None:
+        """Have the upload stop; called from another thread than the load's."""
+        self._interrupt = interrupt
+        if self._upload is not None:
+            self._upload.stop(interrupt)
+
+    def attach(self, upload: Upload) -> None:
+        """Say which upload it is."""
+        self._upload = upload
+        if self._interrupt is not None:
+            upload.stop(self._interrupt)
 
 
 class _Tally:
