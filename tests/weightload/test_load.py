@@ -22,6 +22,7 @@ import weightload
 from fakecuda import FakeCuda
 from fixtures.checkpoints import Tensor, decoder, header_bytes, in_shards, write_checkpoint
 from tests.weightload.support import ScriptedSystem, device_tensors, driver_calls, file_tensors
+from weightload.host.collector import collector_held_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -612,3 +613,22 @@ def test_ctrl_c_stops_the_readers_and_gives_everything_back(model: Path, number:
     finally:
         signal.signal(signal.SIGINT, before)
     assert not [each for each in threading.enumerate() if each.name.startswith("weightload")]
+
+
+def test_the_last_of_several_holders_turns_the_collector_on_again() -> None:
+    """However holders overlap in time, none is left behind with the collector off."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with collector_held_off():
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(30)
+    with collector_held_off():
+        leave.set()
+        thread.join()
+        assert not gc.isenabled()
+    assert gc.isenabled()

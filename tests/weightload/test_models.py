@@ -572,3 +572,30 @@ def test_samples_are_prepared_beside_and_never_in_the_way(device: str) -> None:
     with prepared(torch.device(device)):
         pass
     assert all(thread.name != "weightload-samples" for thread in threading.enumerate())
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    """It is refused by name, and made anew where its name is allowed."""
+    FAMILIES["llama"].write(tmp_path)
+    path = next(
+        each for each in tmp_path.glob("*.safetensors") if "model.norm.weight" in load_file(each)
+    )
+    tensors = load_file(path)
+    tensors["model.norm.weight"] = torch.ones(3, dtype=tensors["model.norm.weight"].dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with FakeCuda() as fake:
+        with pytest.raises(weightload.ModelError, match=r"model\.norm\.weight have other shapes"):
+            weightload.load_model(AutoModelForCausalLM, tmp_path, driver=fake)
+        model = weightload.load_model(
+            AutoModelForCausalLM, tmp_path, driver=fake, allow=["model.norm.weight"]
+        )
+    assert model.weightload_report.mismatched == ("model.norm.weight",)
+
+
+def test_a_model_without_a_gpu_is_one_sentence(tmp_path: Path) -> None:
+    """Where there is no device, nothing is built for it, and no thread complains beside."""
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    FAMILIES["llama"].write(tmp_path)
+    with pytest.raises(weightload.DeviceError):
+        weightload.load_model(AutoModelForCausalLM, tmp_path)

@@ -7,6 +7,7 @@ objects of the process. A header of 60,000 tensors makes none, and took twice as
 from __future__ import annotations
 
 import gc
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class _Holding:
+    """Who holds the collector off, in the whole process, and how the first one found it."""
+
+    lock = threading.Lock()
+    holders = 0
+    found_enabled = False
+
+
 @contextmanager
 def collector_held_off() -> Iterator[None]:
-    """Hold the collector off in the body, and leave it as it was found."""
-    enabled = gc.isenabled()
-    gc.disable()
+    """Hold the collector off in the body; the last of several leaves it as the first found it."""
+    with _Holding.lock:
+        if not _Holding.holders:
+            _Holding.found_enabled = gc.isenabled()
+            gc.disable()
+        _Holding.holders += 1
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _Holding.lock:
+            _Holding.holders -= 1
+            if not _Holding.holders and _Holding.found_enabled:
+                gc.enable()

@@ -200,6 +200,9 @@ class _Call:
         keywords: dict[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
         report = self.report
+        if self.options["driver"] is None:
+            # Without the device there is one sentence, before anything is made for it.
+            device_profile(str(self.device))
         generation_config = rest.pop("generation_config", None)
         trust = rest.get("trust_remote_code")
         placement = self._placement()
@@ -215,7 +218,8 @@ class _Call:
                 dtype=weights.stored_dtype(config) if self.dtype == "auto" else self.dtype,
                 output_loading_info=True,
                 **placement,
-                **rest,
+                # Weights of other shapes are then named, and refused below unless allowed.
+                **{"ignore_mismatched_sizes": True, **rest},
             )
         with report.phase("check"):
             check_complete(info, self.allow, report)
