@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
 
 from loadproof.measure.audit import Audit, audit, draw
+from loadproof.measure.device import manifest_of
 from loadproof.measure.digest import Manifest, TensorDigest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 MIB = 1 << 20
 # A model as they are: one embedding, many middling matrices, many vectors.
@@ -49,6 +51,37 @@ def test_everything_is_drawn_when_everything_is_asked_for() -> None:
     """A budget of all bytes leaves no tensor out."""
     assert set(draw(SIZES, sum(SIZES.values()), random.Random(1))) == set(SIZES)
     assert list(draw({}, 1, random.Random(1))) == []
+
+
+class Stretch(NamedTuple):
+    """A tensor of one byte."""
+
+    address: int
+    dtype: str = "U8"
+    shape: tuple[int, ...] = (1,)
+    nbytes: int = 1
+
+    def data_ptr(self) -> int:
+        """Return where it is."""
+        return self.address
+
+
+def test_tensors_are_read_back_in_an_order_that_nobody_knows() -> None:
+    """Nothing that arrives late can count on being read last; the manifest stays sorted."""
+    tensors = {f"{number:02}": Stretch(number) for number in range(40)}
+    orders: list[list[str]] = [[], []]
+
+    def chunks(order: list[str], name: str, _: object) -> Iterator[memoryview]:
+        order.append(name)
+        yield memoryview(name.encode())
+
+    first, second = (manifest_of(tensors, partial(chunks, order)) for order in orders)
+    assert first == second
+    assert [each.name for each in first.tensors] == sorted(tensors)
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(tensors)
+    # Equal by chance once in 40! times.
+    assert orders[0] != orders[1]
+    assert sorted(tensors) not in orders
 
 
 class Memory:

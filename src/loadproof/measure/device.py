@@ -8,6 +8,7 @@ arm came first would otherwise pay for it.
 from __future__ import annotations
 
 import ctypes
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from loadproof.errors import DeviceError
@@ -272,13 +273,20 @@ class Device:
 def manifest_of(
     tensors: Mapping[str, Any], chunks: Callable[[str, Any], Iterator[memoryview]]
 ) -> Manifest:
-    """Hash every tensor's bytes.
+    """Hash every tensor's bytes, in an order drawn only now.
+
+    In an order that is known, what comes last could still be on its way while the rest is read.
 
     Args:
         tensors: By name.
         chunks: Reads one of them, in chunks.
     """
     aliases = _aliases(tensors)
+    names = sorted(tensors)
+    digests = {
+        name: digest_chunks(chunks(name, tensors[name]))
+        for name in SystemRandom().sample(names, len(names))
+    }
     return Manifest(
         tuple(
             TensorDigest(
@@ -287,9 +295,9 @@ def manifest_of(
                 shape=tuple(int(n) for n in tensors[name].shape),
                 nbytes=int(tensors[name].nbytes),
                 alias=aliases.get(name),
-                **digest_chunks(chunks(name, tensors[name])),
+                **digests[name],
             )
-            for name in sorted(tensors)
+            for name in names
         )
     )
 
