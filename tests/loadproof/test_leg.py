@@ -18,6 +18,7 @@ import pytest
 from fixtures.legs import HARNESS, run
 from fixtures.processes import TELL_AND_HANG, written
 from loadproof.errors import LegError
+from loadproof.measure import template as template_module
 from loadproof.measure.digest import differences
 from loadproof.measure.ground_truth import file_manifest, tensor_places
 from loadproof.measure.leg import run_leg
@@ -248,6 +249,39 @@ def test_a_leg_that_hangs_is_killed_with_its_children(stub: Stub) -> None:
     assert found == Failure("leg-timeout", "It did not end within 3 s and was killed.")
 
 
+@pytest.mark.parametrize(
+    ("leader", "code"),
+    [("os._exit(7)", "leg-mute"), ("time.sleep(1000)", "leg-timeout")],
+)
+def test_a_child_of_another_session_does_not_hold_the_harness_up(
+    stub: Stub, tmp_path: Path, leader: str, code: str
+) -> None:
+    """A leg is over when its process is, whoever else still holds its output open."""
+    path = str(tmp_path / "pid")
+    source = f"""
+        import os, time
+        from pathlib import Path
+
+        def load(*_, **__):
+            if os.fork() == 0:
+                os.setsid()
+                Path({path!r} + ".new").write_text(str(os.getpid()))
+                os.rename({path!r} + ".new", {path!r})
+                time.sleep(15)
+                os._exit(0)
+            while not Path({path!r}).exists():
+                pass
+            {leader}
+        """
+    found = run(stub(source), 3.0).outcome
+    # It is still there to be ended: the harness did not wait for it.
+    stranger = psutil.Process(int(written(tmp_path / "pid")))
+    assert stranger.status() != psutil.STATUS_ZOMBIE
+    stranger.kill()
+    assert isinstance(found, Failure)
+    assert found.code == code
+
+
 def test_what_a_loader_prints_does_not_reach_the_harness(stub: Stub) -> None:
     """Prints, from Python and from C, go to standard error."""
     source = """
@@ -327,6 +361,26 @@ def test_a_template_that_was_killed_says_so(stub: Stub) -> None:
         process.kill()
         with pytest.raises(LegError, match="forked from"):
             run_leg(stub(REAL), template, 60.0)
+
+
+def test_a_template_that_was_stopped_says_so(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that stands still is given up after a while, and ended."""
+    monkeypatch.setattr(template_module, "_ANSWER_TIMEOUT_S", 0.2)
+    with Template([]) as template:
+        (process,) = psutil.Process().children()
+        process.suspend()
+        with pytest.raises(LegError, match="did not answer"):
+            run_leg(stub(REAL), template, 60.0)
+    assert not process.is_running()
+
+
+def test_a_template_that_was_stopped_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stands still when no leg is left holds nobody up."""
+    monkeypatch.setattr(template_module, "_ANSWER_TIMEOUT_S", 0.2)
+    with Template([]):
+        (process,) = psutil.Process().children()
+        process.suspend()
+    assert not process.is_running()
 
 
 def test_legs_are_strangers_to_each_other(stub: Stub) -> None:

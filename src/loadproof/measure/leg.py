@@ -21,7 +21,7 @@ from loadproof.measure.memory import MemoryPeaks, MemorySampler
 from loadproof.measure.messages import Elsewhere, Failure, Message, Request, Result, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import IO
 
     from loadproof.measure.template import ForkedLeg, Template
@@ -55,7 +55,7 @@ def run_leg(
         mapped_files: Names of files whose private copies in memory are watched for.
 
     Raises:
-        LegError: The template is gone.
+        LegError: The template is gone, or stands still.
     """
     sampler = MemorySampler(mapped_files)
     try:
@@ -75,9 +75,11 @@ def run_leg(
             # The group is ended before its leader is waited for: until then the leader's
             # process id, which names the group, cannot be given to anybody else.
             _kill_group(process.pid)
-            process.wait()
-            watchdog.cancel()
-            memory = sampler.stop()
+            try:
+                process.wait()
+            finally:
+                watchdog.cancel()
+                memory = sampler.stop()
         said.seek(0)
         text = said.read().decode("utf-8", "replace")
     outcome = _outcome(messages, process.returncode)
@@ -107,8 +109,8 @@ def _converse(
     with suppress(BrokenPipeError), process.stdin as source:
         source.write(msgspec.json.encode(request))
     messages: list[Message | None] = []
-    with process.stdout as answers:
-        for line in answers:
+    with process.stdout:
+        for line in _lines(process.said()):
             try:
                 messages.append(_decoder.decode(line))
             except msgspec.DecodeError:
@@ -120,6 +122,18 @@ def _converse(
     # Let it end by itself, but do not collect it yet: its id has to stay taken.
     process.await_end()
     return messages
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytearray]:
+    """Split what is said into lines; what follows the last is one too."""
+    rest = bytearray()
+    for chunk in chunks:
+        rest += chunk
+        if b"\n" in chunk:
+            *whole, rest = rest.split(b"\n")
+            yield from whole
+    if rest:
+        yield rest
 
 
 def _expire(pid: int, timed_out: threading.Event) -> None:

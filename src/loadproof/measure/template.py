@@ -29,7 +29,7 @@ from loadproof.measure import child
 from loadproof.measure.process import end_with
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
 # What serve legs import, as the harness's own, before an arm's folder is on the path.  They ask
@@ -40,6 +40,14 @@ SERVER_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 # What is asked of the process: fork a leg whose standard files come along, or collect one.
 _FORK, _COLLECT = 1, 2
 _QUESTION, _ANSWER = struct.Struct("=Bq"), struct.Struct("=q")
+
+# Importing torch and transformers for the first time, from a slow disk, takes minutes.
+_START_TIMEOUT_S = 600.0
+# A fork takes milliseconds, and seconds on a machine that swaps.  A process that stands still
+# for longer than this was stopped, and would hold the harness up for ever.
+_ANSWER_TIMEOUT_S = 120.0
+# No pipe of Linux holds more unless root has said so: one read empties it.
+_PIPE_BYTES = 1 << 20
 
 
 class Template:
@@ -55,7 +63,7 @@ class Template:
             environment: Variables beside the harness's own.
 
         Raises:
-            LegError: It could not import them.
+            LegError: It could not import them, or not in time.
         """
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())]
@@ -77,7 +85,7 @@ class Template:
             ) from error
         self._socket = ours
         try:
-            self._hear()
+            self._hear(_START_TIMEOUT_S)
         except LegError:
             self.close()
             raise
@@ -96,7 +104,11 @@ class Template:
     def close(self) -> None:
         """End the process; it has no legs left."""
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(_ANSWER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def fork(self, stderr: int) -> ForkedLeg:
         """Start a leg.
@@ -105,7 +117,7 @@ class Template:
             stderr: Where its standard error goes.
 
         Raises:
-            LegError: The process is gone, or could not import or fork.
+            LegError: The process is gone or stands still, or could not fork.
         """
         (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
         try:
@@ -127,11 +139,19 @@ class Template:
         # A process that is gone is found by its silence.
         with suppress(OSError):
             socket.send_fds(self._socket, [_QUESTION.pack(what, number)], files)
-        return self._hear()
+        return self._hear(_ANSWER_TIMEOUT_S)
 
-    def _hear(self) -> int:
+    def _hear(self, patience_s: float) -> int:
+        self._socket.settimeout(patience_s)
         try:
             answer = self._socket.recv(_ANSWER.size)
+        except TimeoutError as error:
+            # Its legs end with it.
+            self._process.kill()
+            raise LegError(
+                f"the process that legs are forked from did not answer within {patience_s:g} s "
+                "and was killed; see that nothing stops it (SIGSTOP) and that memory is free."
+            ) from error
         except OSError:
             answer = b""
         if not answer:
@@ -160,6 +180,28 @@ class ForkedLeg:
         self.stdin = stdin
         self.stdout = stdout
         self.returncode = 0
+
+    def said(self) -> Iterator[bytes]:
+        """Return what it says, as it comes, until it has said all or has ended.
+
+        Others may hold its output open for longer than it lives: what they say afterwards, and
+        whether they end, is not waited for.
+        """
+        output = self.stdout.fileno()
+        os.set_blocking(output, False)
+        ready = select.poll()
+        ready.register(output, select.POLLIN)
+        ready.register(self._ended, select.POLLIN)
+        ended = False
+        while not ended:
+            ended = self._ended in dict(ready.poll())
+            try:
+                chunk = os.read(output, _PIPE_BYTES)
+            except BlockingIOError:
+                continue
+            if not chunk:
+                return
+            yield chunk
 
     def await_end(self) -> None:
         """Wait until it has ended, and leave its process id taken."""
