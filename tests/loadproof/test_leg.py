@@ -61,6 +61,17 @@ LAZY = """
         real_close = lambda: loaded and loaded.close()
         return type("Lazy", (dict,), {"close": lambda self: real_close()})(names)
     """
+# Gives all tensors out at once, and loads them in a thread that ends ``{seconds}`` s later.
+EARLY = """
+    import threading, time
+    from weightload import load as _load
+
+    def load(*arguments, driver, **options):
+        loaded = _load(*arguments, driver=driver, **options)
+        thread = threading.Thread(target=time.sleep, args=({seconds},))
+        thread.start()
+        return loaded
+    """
 TWO_FACED = """
     import sys
     from weightload import load as _load
@@ -214,6 +225,43 @@ def test_a_loader_that_lies_about_being_done_is_waited_for(stub: Stub) -> None:
     assert found.manifest is not None
     by_name = {each.name: each for each in found.manifest.tensors}
     assert by_name["head"].sha256 == hashlib.sha256(b"\7" * 1320).hexdigest()
+
+
+def test_a_loader_that_returns_before_its_threads_is_refused(stub: Stub) -> None:
+    """A thread that the load started and that runs on has no place after the clock."""
+    found = outcome(stub(EARLY.format(seconds=1000)))
+    assert isinstance(found, Failure)
+    assert found.code == "still-loading"
+    assert "1 of the threads" in found.sentence
+
+
+def test_a_thread_that_is_about_to_end_is_waited_for_inside_the_clock(stub: Stub) -> None:
+    """What a thread does in its last moments is timed, so that nobody gains by it."""
+    found = outcome(stub(EARLY.format(seconds=0.03)))
+    assert isinstance(found, Result), found
+    assert found.elapsed_s >= 0.03
+
+
+def test_a_thread_of_native_code_is_not_the_loaders(stub: Stub) -> None:
+    """A runtime's own threads live on; one that once came by in Python is no fault."""
+    source = """
+        import _thread, threading, time
+        from weightload import load as _load
+
+        def load(*arguments, **options):
+            came_by = threading.Event()
+
+            def native():
+                threading.current_thread()
+                came_by.set()
+                time.sleep(1000)
+
+            _thread.start_new_thread(native, ())
+            came_by.wait()
+            return _load(*arguments, **options)
+        """
+    found = outcome(stub(source))
+    assert isinstance(found, Result), found
 
 
 @pytest.mark.parametrize(

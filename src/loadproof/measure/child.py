@@ -14,6 +14,7 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,15 +40,22 @@ from loadproof.measure.protocol import Load
 from loadproof.plan.identity import package_digest, package_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from loadproof.measure.digest import Manifest, Mismatch
 
 _Loader: TypeAlias = "Callable[..., Any] | CommandLoader"
 
+# What a thread may still take to end when the call has returned; it is inside the timed part.
+_THREADS_GRACE_S = 0.1
+
 
 class _WrongCodeError(LoadproofError):
     """The loader that was imported is not the arm's."""
+
+
+class _StillLoadingError(LoadproofError):
+    """A thread that the load started ran on when the clock had stopped."""
 
 
 class _Channel:
@@ -90,6 +98,8 @@ def main() -> None:
         answer: Message = _leg(request, steps)
     except _WrongCodeError as error:
         answer = Failure("wrong-code", str(error))
+    except _StillLoadingError as error:
+        answer = Failure("still-loading", str(error))
     except CommandError as error:
         answer = Failure(error.code, str(error))
     except ServingError as error:
@@ -297,13 +307,19 @@ def _timed_load(loader: _Loader, request: Request, device: AnyDevice) -> tuple[A
     """Load once; the clock stops when the device has everything, not when the call returns.
 
     Every tensor is asked for its address before: what is only made when somebody wants it
-    is made inside the timed part.
+    is made inside the timed part.  Threads of Python's that the load started get a moment to
+    end, inside it too: one that runs on may still be loading.
+
+    Raises:
+        _StillLoadingError: One ran on.
+        CommandError: A loader that is a program failed.
     """
     if isinstance(loader, CommandLoader):
         load = Load(
             checkpoint=request.checkpoint, options=request.options, deadline_s=request.deadline_s
         )
         return timed_load(loader, device, load, request.delay_fraction)
+    known = set(threading.enumerate())
     begun = perf_counter()
     loaded = loader(
         request.checkpoint,
@@ -313,10 +329,34 @@ def _timed_load(loader: _Loader, request: Request, device: AnyDevice) -> tuple[A
     )
     for tensor in loaded.values():
         tensor.data_ptr()
+    # Transformers' own load is trusted, and its progress bars keep a thread.
+    is_reference = request.serving is not None and request.serving.reference
+    left = [] if is_reference else _left_running(known)
     device.synchronize()
     if request.delay_fraction:
         sleep(request.delay_fraction * (perf_counter() - begun))
-    return loaded, perf_counter() - begun
+    elapsed_s = perf_counter() - begun
+    if left:
+        raise _StillLoadingError(
+            f"{len(left)} of the threads that the load started ran on when it had returned "
+            f"({', '.join(left)}), so it may not have been over; end or join them before it "
+            "returns."
+        )
+    return loaded, elapsed_s
+
+
+def _left_running(known: Collection[threading.Thread]) -> list[str]:
+    """Name Python's threads that are not among the known and do not end within the grace."""
+    deadline = perf_counter() + _THREADS_GRACE_S
+    # A dummy stands for a thread of native code that came by; nobody can tell when it ends.
+    started = [
+        each
+        for each in threading.enumerate()
+        if each not in known and not isinstance(each, threading._DummyThread)  # noqa: SLF001
+    ]
+    for thread in started:
+        thread.join(max(0.0, deadline - perf_counter()))
+    return sorted(thread.name for thread in started if thread.is_alive())
 
 
 if __name__ == "__main__":
