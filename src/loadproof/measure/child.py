@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 
 _Loader: TypeAlias = "Callable[..., Any] | CommandLoader"
 
-# What a thread may still take to end when the call has returned; it is inside the timed part.
-_THREADS_GRACE_S = 0.1
+# What a thread may still take to end when the call has returned, inside the timed part: long
+# enough for one that was told to end to have its turn, too short to load much.
+_THREADS_GRACE_S = 0.005
 
 
 class _WrongCodeError(LoadproofError):
