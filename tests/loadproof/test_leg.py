@@ -246,6 +246,22 @@ def test_a_thread_that_is_about_to_end_is_waited_for_inside_the_clock(stub: Stub
     assert found.elapsed_s >= 0.2
 
 
+def test_the_watcher_of_a_progress_bar_may_stay(stub: Stub) -> None:
+    """tqdm keeps a thread for ever once a bar was drawn, and it loads nothing."""
+    source = """
+        import threading
+        from tqdm import tqdm
+        from weightload import load as _load
+
+        def load(*arguments, **options):
+            for _ in tqdm([1]):
+                loaded = _load(*arguments, **options)
+            assert any("TMonitor" in type(each).__name__ for each in threading.enumerate())
+            return loaded
+        """
+    assert isinstance(outcome(stub(source)), Result)
+
+
 def test_a_thread_of_native_code_is_not_the_loaders(stub: Stub) -> None:
     """A runtime's own threads live on; one that once came by in Python is no fault."""
     source = """

@@ -330,9 +330,10 @@ def _timed_load(loader: _Loader, request: Request, device: AnyDevice) -> tuple[A
     )
     for tensor in loaded.values():
         tensor.data_ptr()
-    # Transformers' own load is trusted, and its progress bars keep a thread.
+    # Installed loaders are compared as they are, and may keep idle pools; so may transformers
+    # where it loads the reference.
     is_reference = request.serving is not None and request.serving.reference
-    left = [] if is_reference else _left_running(known)
+    left = [] if is_reference or request.site is None else _left_running(known)
     device.synchronize()
     if request.delay_fraction:
         sleep(request.delay_fraction * (perf_counter() - begun))
@@ -350,10 +351,13 @@ def _left_running(known: Collection[threading.Thread]) -> list[str]:
     """Name Python's threads that are not among the known and do not end within the grace."""
     deadline = perf_counter() + _THREADS_GRACE_S
     # A dummy stands for a thread of native code that came by; nobody can tell when it ends.
+    # The watcher of tqdm's progress bars loads nothing, and never ends.
     started = [
         each
         for each in threading.enumerate()
-        if each not in known and not isinstance(each, threading._DummyThread)  # noqa: SLF001
+        if each not in known
+        and not isinstance(each, threading._DummyThread)  # noqa: SLF001
+        and not type(each).__module__.startswith("tqdm.")
     ]
     for thread in started:
         thread.join(max(0.0, deadline - perf_counter()))
