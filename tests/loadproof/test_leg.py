@@ -247,7 +247,7 @@ def test_a_thread_that_is_about_to_end_is_waited_for_inside_the_clock(stub: Stub
 
 
 def test_the_watcher_of_a_progress_bar_may_stay(stub: Stub) -> None:
-    """tqdm keeps a thread for ever once a bar was drawn, and it loads nothing."""
+    """A bar once drawn keeps a thread for ever, which loads nothing."""
     source = """
         import threading
         from tqdm import tqdm
