@@ -20,6 +20,10 @@ from loadproof.report.receipt import json_schema
 app = typer.Typer(no_args_is_help=True, help="Read receipts: verify, show, compare.")
 
 REFUSED = 1
+_LEAGUE = (
+    "This is no receipt but the record of a league, which ranks loaders and proves nothing; "
+    "`loadproof receipt show` prints it."
+)
 _File = Annotated[Path, typer.Argument(help="A receipt, bare or in its envelope.")]
 _Key = Annotated[Path | None, typer.Option(help="PEM of the public key that must have signed.")]
 
@@ -36,10 +40,11 @@ def verify(
 
     Exit status: 0 it holds, 1 it does not, 2 it cannot be read.
     """
+    content = _read(file)
     try:
-        opened = open_receipt(_read(file), key)
+        opened = open_receipt(content, key)
     except ReceiptError as error:
-        _refuse(error)
+        _refuse(_LEAGUE if RECORD_TYPE.encode() in content else error)
     predicate = opened.statement.predicate
     if require is not None and predicate.device_class != require:
         _refuse(

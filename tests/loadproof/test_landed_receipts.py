@@ -32,3 +32,13 @@ def test_a_landed_receipt_is_valid_and_says_nothing_of_a_gb10(path: Path) -> Non
     refused = verify(path, "--require", "gb10")
     assert refused.returncode == 1
     assert "'gb10' was required" in refused.stderr
+
+
+def test_the_record_of_a_league_is_said_to_be_no_receipt() -> None:
+    """Whoever verifies a league is told in one sentence what it is, and what reads it."""
+    (league,) = set(RECEIPTS) - set(TRIALS)
+    refused = verify(league)
+    assert refused.returncode == 1
+    assert "the record of a league" in refused.stderr
+    assert "loadproof receipt show" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
