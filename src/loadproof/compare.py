@@ -23,6 +23,7 @@ from loadproof.measure.legs import Setting
 from loadproof.measure.messages import Result
 from loadproof.plan.arms import named_loader
 from loadproof.plan.policy import load_policy
+from loadproof.report.consistency import device_class
 from loadproof.report.files import require_writable, write_run
 from loadproof.report.league import (
     RECORD_TYPE,
@@ -31,7 +32,6 @@ from loadproof.report.league import (
     render_league,
     render_league_page,
 )
-from loadproof.report.receipt import device_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -31,19 +31,21 @@ from loadproof.measure.messages import (
     LoaderIdentity,
     Result,
     Served,
+    Serving,
 )
+from loadproof.measure.serve_legs import ServingPlan
 from loadproof.measure.trial import Trial, TrialPlan
 from loadproof.plan.arms import Arm, InstalledArm
 from loadproof.plan.policy import load_policy
 from loadproof.plan.revisions import Revision
 from loadproof.plan.schedule import ARMS, mirrored_blocks
+from loadproof.report.consistency import device_class
 from loadproof.report.markdown import render
 from loadproof.report.page import render_page
 from loadproof.report.privacy import first_private_text, without_paths
 from loadproof.report.receipt import (
     Statement,
     decode,
-    device_class,
     encode,
     json_schema,
     make_receipt,
@@ -114,9 +116,8 @@ def leg(purpose: Any, arm: str, **changes: Any) -> Leg:
 
 def trial() -> Trial:
     """A whole trial of equal arms."""
-    weights = [
-        WeightsCheck(arm=arm, manifest="f" * 64, differences=(), hazards=()) for arm in "AABB"
-    ]
+    truth = plan().truth.digest()
+    weights = [WeightsCheck(arm=arm, manifest=truth, differences=(), hazards=()) for arm in "AABB"]
     found = [
         Control(name=name, planted="a fault", tensor="t", blamed=("t",), found=True)
         for name in CONTROLS
@@ -125,14 +126,20 @@ def trial() -> Trial:
         leg("time", turn.arm, block=turn.block, half=turn.half)
         for turn in mirrored_blocks(ARMS, 6, 7)
     ]
-    return Trial(legs=[leg("hash", "A"), *timed], weights=weights, controls=found)
+    hashed = [leg("hash", arm) for arm in "AABB"]
+    return Trial(legs=[*hashed, *timed], weights=weights, controls=found)
 
 
 def receipt(seen: Trial | None = None) -> Statement:
     """Conclude and make a receipt."""
     seen = seen or trial()
+    asked = plan()
+    if any(each.purpose == "serve" for each in seen.legs):
+        how = Serving(folder="model", prompts=(24,), new_tokens=2, seed=7, dtype="float32")
+        serving = ServingPlan(reference=asked.baseline, serving=how, required=False)
+        asked = msgspec.structs.replace(asked, serving=serving)
     return make_receipt(
-        plan(), seen, conclude(plan(), seen, "no-regression"), describe_environment()
+        asked, seen, conclude(asked, seen, "no-regression"), describe_environment()
     )
 
 
@@ -150,7 +157,11 @@ def test_a_receipt_survives_the_round_trip_and_matches_its_schema() -> None:
 @pytest.mark.parametrize(
     ("change", "answer", "status"),
     [
-        ({"differences": (Difference("t", "bytes"),)}, "failed", 4),
+        (
+            {"differences": (Difference("t", "bytes"),), "manifest": "f" * 64},
+            "failed",
+            4,
+        ),
         ({"hazards": ("PIN-REUSE-BEFORE-COPY: x",)}, "failed", 4),
     ],
 )
@@ -158,6 +169,7 @@ def test_wrong_weights_outrank_time(change: dict[str, Any], answer: str, status:
     """A differing tensor or a race in a hash leg fails the trial, named."""
     seen = trial()
     seen.weights[-1] = msgspec.structs.replace(seen.weights[-1], **change)
+    _with(seen, 3, hazards=seen.weights[-1].hazards)
     made = receipt(seen)
     assert (made.predicate.conclusion.answer, made.predicate.exit_status) == (answer, status)
     first = made.predicate.conclusion.reasons[0]
@@ -173,6 +185,23 @@ def test_a_timing_leg_with_other_bytes_outranks_time() -> None:
     assert (conclusion.answer, conclusion.weights) == ("failed", "differ")
     assert conclusion.reasons[0].code == "audit-failed"
     assert "'t'" in conclusion.reasons[0].sentence
+
+
+def test_wrong_bytes_in_a_timing_leg_forbid_the_word_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that is fast because it loads nothing has no gain, in any word or heading."""
+    monkeypatch.setitem(SECONDS, "B", 0.8)
+    assert render(receipt()).startswith("# gain")
+    seen = trial()
+    for number, each in enumerate(seen.legs):
+        if (each.purpose, each.arm) == ("time", "B"):
+            _with(seen, number, audit_wrong=("t",))
+    made = receipt(seen)
+    verdict = made.predicate.conclusion.verdict
+    assert (verdict.outcome, verdict.sound) == ("inconclusive", False)
+    assert [each.code for each in verdict.reasons] == ["audit-failed"]
+    assert made.predicate.exit_status == 4
+    assert render(made).startswith("# inconclusive")
+    assert "<h1>inconclusive" in render_page(made)
 
 
 def test_a_missed_control_outranks_time() -> None:
@@ -239,7 +268,7 @@ def test_legs_from_different_cache_states_are_inconclusive() -> None:
     """Warm and mixed legs in one trial cannot be compared."""
     seen = trial()
     cache = CacheState(state="mixed", resident_bytes=4, total_bytes=8)
-    seen.legs[3] = msgspec.structs.replace(seen.legs[3], cache=cache)
+    seen.legs[5] = msgspec.structs.replace(seen.legs[5], cache=cache)
     codes = {reason.code for reason in receipt(seen).predicate.conclusion.reasons}
     assert "cache-differs" in codes
 
@@ -294,6 +323,7 @@ def test_missing_weights_prove_nothing() -> None:
     """A trial without all its hash legs is not proven, however good its times."""
     seen = trial()
     seen.weights.pop()
+    seen.legs.pop(3)
     made = receipt(seen)
     assert made.predicate.conclusion.weights == "unknown"
     assert made.predicate.exit_status == 3
@@ -538,6 +568,15 @@ def test_served_output_and_tensors_that_were_tampered_with_are_refused(
         decode(json.dumps(whole).encode())
 
 
+def _of(truth: Manifest) -> Trial:
+    """A trial whose hash legs found these tensors on the device."""
+    seen = trial()
+    seen.weights = [
+        msgspec.structs.replace(each, manifest=truth.digest()) for each in seen.weights
+    ]
+    return seen
+
+
 def test_tensors_are_listed_in_part_where_there_are_very_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -548,9 +587,11 @@ def test_tensors_are_listed_in_part_where_there_are_very_many(
         for n in range(1000)
     )
     many = msgspec.structs.replace(plan(), truth=Manifest(tensors))
-    seen = trial()
+    seen = _of(many.truth)
     wrong = (Difference("t0250", "bytes"), Difference("t0900", "bytes"))
-    seen.weights[-1] = msgspec.structs.replace(seen.weights[-1], differences=wrong)
+    seen.weights[-1] = msgspec.structs.replace(
+        seen.weights[-1], differences=wrong, manifest="f" * 64
+    )
     made = make_receipt(many, seen, conclude(many, seen, "no-regression"), describe_environment())
     names = [line.name for line in made.predicate.tensor_lines]
     assert names == [*(f"t{n:04}" for n in range(300)), "t0900"]
@@ -565,7 +606,6 @@ def test_a_name_that_reads_like_a_place_is_not_listed() -> None:
     """It would be cut, and a receipt whose list is not its digest's would be refused."""
     tensor = TensorDigest(name="/a/b/c", dtype="F32", shape=(), nbytes=4, sha256="b" * 64, crc32=1)
     odd = msgspec.structs.replace(plan(), truth=Manifest((tensor,)))
-    made = make_receipt(
-        odd, trial(), conclude(odd, trial(), "no-regression"), describe_environment()
-    )
+    seen = _of(odd.truth)
+    made = make_receipt(odd, seen, conclude(odd, seen, "no-regression"), describe_environment())
     assert made.predicate.tensor_lines == ()

@@ -6,6 +6,7 @@ is proven or refuted; everything else is inconclusive.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -20,22 +21,24 @@ from loadproof.judge.verdict import (
     judge_requirement,
     judge_time,
 )
+from loadproof.measure.cache_state import Wanted
 from loadproof.measure.controls import (
     DEVICE_BIT,
     DUPLICATED_CHUNK,
     FILE_BIT,
     SERVED_BIT,
     SWAPPED_CHUNKS,
+    Control,
 )
+from loadproof.measure.legs import Leg, WeightsCheck
 from loadproof.measure.messages import Failure, Result
 from loadproof.measure.serve_legs import CANNOT_SERVE
-from loadproof.plan.schedule import CANDIDATE
+from loadproof.plan.policy import Policy
+from loadproof.plan.schedule import BASELINE, CANDIDATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from loadproof.measure.digest import Manifest
-    from loadproof.measure.legs import Leg
     from loadproof.measure.trial import Trial, TrialPlan
 
 WeightsWord = Literal["equal", "differ", "unknown"]
@@ -69,37 +72,82 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     served: ServedWord = "not-run"
 
 
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a conclusion follows from; a receipt carries every part of it.
+
+    Attributes:
+        policy: The rules.
+        blocks: Mirrored blocks that were fixed beforehand.
+        cache: The page-cache state that every leg was to start from.
+        sizes: Lengths of the checkpoint's tensors, in bytes.
+        legs: Every leg in order.
+        weights: One check per hash leg.
+        controls: The planted faults and what became of them.
+    """
+
+    policy: Policy
+    blocks: int
+    cache: Wanted
+    sizes: tuple[int, ...]
+    legs: tuple[Leg, ...]
+    weights: tuple[WeightsCheck, ...]
+    controls: tuple[Control, ...]
+
+
 def conclude(
     plan: TrialPlan, trial: Trial, requirement: Requirement, changed_routes: Sequence[str] = ()
 ) -> Conclusion:
     """Judge a trial against a requirement."""
-    coverage = cover(trial.legs, CANDIDATE, changed_routes)
-    verdict = judge_time(
-        plan.policy,
-        plan.blocks,
-        list(samples(trial.legs)),
-        controls_seen=frozenset(each.name for each in trial.controls if each.found),
-        controls_required=required_controls(plan.truth),
-        doubts=[*_doubts(plan, trial), *_coverage_doubts(plan, coverage)],
+    evidence = Evidence(
+        policy=plan.policy,
+        blocks=plan.blocks,
+        cache=plan.cache,
+        sizes=tuple(each.nbytes for each in plan.truth.tensors),
+        legs=tuple(trial.legs),
+        weights=tuple(trial.weights),
+        controls=tuple(trial.controls),
     )
-    served, served_failures = judge_served(trial.legs)
+    return conclude_from(evidence, requirement, changed_routes)
+
+
+def conclude_from(
+    evidence: Evidence, requirement: Requirement, changed_routes: Sequence[str] = ()
+) -> Conclusion:
+    """Judge evidence against a requirement: the same evidence always gives the same conclusion."""
+    coverage = cover(evidence.legs, CANDIDATE, changed_routes)
+    audit_failures = list(_audit_failures(evidence))
+    served, served_failures = judge_served(evidence.legs)
+    verdict = judge_time(
+        evidence.policy,
+        evidence.blocks,
+        list(samples(evidence.legs)),
+        controls_seen=frozenset(each.name for each in evidence.controls if each.found),
+        controls_required=required_controls(evidence.sizes),
+        # What did not load the files, or does not serve them, was not timed loading them.
+        doubts=[
+            *audit_failures,
+            *served_failures,
+            *_doubts(evidence),
+            *_coverage_doubts(evidence, coverage),
+        ],
+    )
     failures = [
-        *_weight_failures(trial),
-        *_audit_failures(trial),
+        *_weight_failures(evidence),
+        *audit_failures,
         *served_failures,
-        *_control_failures(trial),
-        *_copied_pages(trial),
+        *_control_failures(evidence),
+        *_copied_pages(evidence),
     ]
+    weights = _weights_word(evidence)
     answer: FinalAnswer = "failed"
     if not failures:
-        answer = judge_requirement(requirement, verdict, plan.policy)
-        complete = len(trial.weights) == 2 * plan.policy.hash_legs
-        if answer == "proven" and not complete:
+        answer = judge_requirement(requirement, verdict, evidence.policy)
+        if answer == "proven" and weights != "equal":
             answer = "inconclusive"
     return Conclusion(
         answer=answer,
         requirement=requirement,
-        weights=_weights_word(plan, trial),
+        weights=weights,
         served=served,
         verdict=verdict,
         coverage=coverage,
@@ -108,13 +156,13 @@ def conclude(
     )
 
 
-def required_controls(truth: Manifest) -> frozenset[str]:
-    """Name the controls that a checkpoint has room for; each of them has to be found."""
-    sizes = [each.nbytes for each in truth.tensors if each.nbytes]
-    required = {DEVICE_BIT, FILE_BIT} if sizes else set()
-    if any(size > 1 for size in sizes):
+def required_controls(sizes: Sequence[int]) -> frozenset[str]:
+    """Name the controls that tensors of these lengths have room for; each has to be found."""
+    filled = [size for size in sizes if size]
+    required = {DEVICE_BIT, FILE_BIT} if filled else set()
+    if any(size > 1 for size in filled):
         required.add(SWAPPED_CHUNKS)
-    if len(sizes) > 1:
+    if len(filled) > 1:
         required.add(DUPLICATED_CHUNK)
     return frozenset(required)
 
@@ -127,16 +175,18 @@ def samples(legs: Sequence[Leg]) -> Iterator[TimeSample]:
             yield TimeSample(leg.block or 0, leg.half or 0, leg.arm, leg.outcome.elapsed_s)
 
 
-def _weights_word(plan: TrialPlan, trial: Trial) -> WeightsWord:
-    if any(each.differences for each in trial.weights) or any(_audit_failures(trial)):
+def _weights_word(evidence: Evidence) -> WeightsWord:
+    if any(each.differences for each in evidence.weights) or any(_audit_failures(evidence)):
         return "differ"
-    return "equal" if len(trial.weights) == 2 * plan.policy.hash_legs else "unknown"
+    hashed = Counter(each.arm for each in evidence.weights)
+    wanted = dict.fromkeys((BASELINE, CANDIDATE), evidence.policy.hash_legs)
+    return "equal" if hashed == wanted else "unknown"
 
 
-def _weight_failures(trial: Trial) -> Iterator[Reason]:
+def _weight_failures(evidence: Evidence) -> Iterator[Reason]:
     """Name every arm whose device bytes are wrong, or whose load raced to get them right."""
     told = set()
-    for each in trial.weights:
+    for each in evidence.weights:
         if each.differences and (each.arm, "weights-differ") not in told:
             told.add((each.arm, "weights-differ"))
             names = [repr(difference.tensor) for difference in each.differences]
@@ -152,9 +202,9 @@ def _weight_failures(trial: Trial) -> Iterator[Reason]:
             yield Reason("hazard", f"Arm {each.arm}: {_first(each.hazards)}")
 
 
-def _audit_failures(trial: Trial) -> Iterator[Reason]:
+def _audit_failures(evidence: Evidence) -> Iterator[Reason]:
     """Name the first arm whose timing legs did not load what the files hold."""
-    for leg in trial.legs:
+    for leg in evidence.legs:
         if leg.purpose == "time" and isinstance(leg.outcome, Result) and leg.outcome.audit_wrong:
             yield Reason(
                 "audit-failed",
@@ -164,8 +214,8 @@ def _audit_failures(trial: Trial) -> Iterator[Reason]:
             return
 
 
-def _control_failures(trial: Trial) -> Iterator[Reason]:
-    for each in trial.controls:
+def _control_failures(evidence: Evidence) -> Iterator[Reason]:
+    for each in evidence.controls:
         if not each.found and each.name == SERVED_BIT:
             yield Reason(
                 "control-missed",
@@ -181,10 +231,14 @@ def _control_failures(trial: Trial) -> Iterator[Reason]:
             )
 
 
-def _copied_pages(trial: Trial) -> Iterator[Reason]:
+def _copied_pages(evidence: Evidence) -> Iterator[Reason]:
     """Name a candidate whose mappings of the files turned into private copies: memory twice."""
     copied = max(
-        (leg.memory.checkpoint_anonymous_bytes or 0 for leg in trial.legs if leg.arm == CANDIDATE),
+        (
+            leg.memory.checkpoint_anonymous_bytes or 0
+            for leg in evidence.legs
+            if leg.arm == CANDIDATE
+        ),
         default=0,
     )
     if copied:
@@ -195,22 +249,22 @@ def _copied_pages(trial: Trial) -> Iterator[Reason]:
         )
 
 
-def _doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
+def _doubts(evidence: Evidence) -> Iterator[Reason]:
     """Find what was seen while measuring that forbids a verdict on time."""
-    yield from _leg_doubts(plan, trial)
-    yield from _surrounding_doubts(plan, trial)
+    yield from _leg_doubts(evidence)
+    yield from _surrounding_doubts(evidence)
 
 
-def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
+def _leg_doubts(evidence: Evidence) -> Iterator[Reason]:
     """Doubts about what the legs themselves did."""
-    for leg in trial.legs:
+    for leg in evidence.legs:
         if isinstance(leg.outcome, Failure) and leg.outcome.code != CANNOT_SERVE:
             yield Reason(
                 leg.outcome.code, f"A {leg.purpose} leg of {leg.arm}: {leg.outcome.sentence}"
             )
     results = [
         (leg.arm, leg.outcome)
-        for leg in trial.legs
+        for leg in evidence.legs
         if leg.purpose == "time" and isinstance(leg.outcome, Result)
     ]
     if any(result.device_to_host_copies for _, result in results):
@@ -218,7 +272,7 @@ def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
     raced = next(
         (
             (leg.purpose, leg.arm, leg.outcome.hazards)
-            for leg in trial.legs
+            for leg in evidence.legs
             if leg.purpose in {"time", "serve"}
             and isinstance(leg.outcome, Result)
             and leg.outcome.hazards
@@ -228,16 +282,17 @@ def _leg_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
     if raced:
         yield Reason("hazard", f"A {raced[0]} leg of {raced[1]}: {_first(raced[2])}")
     unaudited = [arm for arm, result in results if not result.audited_bytes]
-    if unaudited and plan.truth.nbytes():
+    nbytes = sum(evidence.sizes)
+    if unaudited and nbytes:
         yield Reason(
             "not-audited", f"A timing leg of {unaudited[0]} was not read back afterwards."
         )
-    if any(result.nbytes != plan.truth.nbytes() for _, result in results):
+    if any(result.nbytes != nbytes for _, result in results):
         yield Reason("bytes-missing", "A timing leg delivered fewer or more bytes than the files.")
     if len({result.harness for _, result in results}) > 1:
         yield Reason("harness-changed", "The harness itself changed while the trial ran.")
     yield from _identity_doubts(results)
-    if len({(result.device.name, result.device.driver_version) for _, result in results}) > 1:
+    if len({leg.outcome.device for leg in evidence.legs if isinstance(leg.outcome, Result)}) > 1:
         yield Reason("device-changed", "The device or its driver changed while the trial ran.")
 
 
@@ -256,16 +311,18 @@ def _identity_doubts(results: Sequence[tuple[str, Result]]) -> Iterator[Reason]:
         )
 
 
-def _surrounding_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
+def _surrounding_doubts(evidence: Evidence) -> Iterator[Reason]:
     """Doubts about what surrounded the legs: the page cache and the machine."""
-    states = {leg.cache.state for leg in trial.legs if leg.purpose == "time"}
+    states = {leg.cache.state for leg in evidence.legs if leg.purpose == "time"}
     if len(states) > 1:
         listed = ", ".join(sorted(states))
         yield Reason("cache-differs", f"Legs started from different page-cache states: {listed}.")
-    if plan.cache == "cold" and states - {"cold"}:
-        why = next((leg.cache.why for leg in trial.legs if leg.cache.why), "pages stayed resident")
+    if evidence.cache == "cold" and states - {"cold"}:
+        why = next(
+            (leg.cache.why for leg in evidence.legs if leg.cache.why), "pages stayed resident"
+        )
         yield Reason("cache-unproven", f"Not every leg is proven to have started cold: {why}.")
-    marked = [leg for leg in trial.legs if leg.purpose == "time" and leg.conditions.marks]
+    marked = [leg for leg in evidence.legs if leg.purpose == "time" and leg.conditions.marks]
     if marked:
         yield Reason(
             "conditions",
@@ -274,15 +331,15 @@ def _surrounding_doubts(plan: TrialPlan, trial: Trial) -> Iterator[Reason]:
         )
 
 
-def _coverage_doubts(plan: TrialPlan, coverage: Coverage) -> Iterator[Reason]:
-    if not coverage.changed_routes or not plan.blocks:
+def _coverage_doubts(evidence: Evidence, coverage: Coverage) -> Iterator[Reason]:
+    if not coverage.changed_routes or not evidence.blocks:
         return
     named = ", ".join(coverage.changed_routes)
     if coverage.fraction is None:
         yield Reason(
             "coverage-unknown", f"The loader does not say how many bytes went by {named}."
         )
-    elif coverage.fraction < plan.policy.coverage_min:
+    elif coverage.fraction < evidence.policy.coverage_min:
         yield Reason(
             "coverage-low",
             f"Only {coverage.fraction:.0%} of the bytes went by {named}: the trial measures a "

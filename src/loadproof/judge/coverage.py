@@ -7,14 +7,14 @@ change's routes are stated, the bytes that took them are counted from the loader
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loadproof.measure.messages import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from loadproof.measure.legs import Leg
 
@@ -34,6 +34,14 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fraction: float | None
 
 
+def _told(report: dict[str, Any] | None) -> Iterator[tuple[str, int]]:
+    """Yield what a loader's report says of its routes; it may say anything under that name."""
+    told = (report or {}).get("route_bytes")
+    for route, count in told.items() if isinstance(told, dict) else ():
+        if isinstance(count, int):
+            yield route, count
+
+
 def cover(legs: Sequence[Leg], arm: str, changed_routes: Sequence[str]) -> Coverage:
     """Count the bytes of an arm's timing legs by route."""
     route_bytes: dict[str, int] = {}
@@ -42,8 +50,8 @@ def cover(legs: Sequence[Leg], arm: str, changed_routes: Sequence[str]) -> Cover
         if leg.purpose != "time" or leg.arm != arm or not isinstance(leg.outcome, Result):
             continue
         delivered += leg.outcome.nbytes
-        for route, count in ((leg.outcome.report or {}).get("route_bytes") or {}).items():
-            route_bytes[route] = route_bytes.get(route, 0) + int(count)
+        for route, count in _told(leg.outcome.report):
+            route_bytes[route] = route_bytes.get(route, 0) + count
     changed = sum(route_bytes.get(route, 0) for route in changed_routes)
     known = bool(changed_routes) and bool(route_bytes) and delivered > 0
     return Coverage(

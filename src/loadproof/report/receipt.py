@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 
 from loadproof.errors import ReceiptError
-from loadproof.judge.conclusion import EXIT_STATUS, Conclusion, samples
-from loadproof.judge.served import judge_served
-from loadproof.judge.verdict import judge_time
+from loadproof.judge.conclusion import EXIT_STATUS, Conclusion
 from loadproof.measure.cache_state import Wanted
 from loadproof.measure.controls import Control
-from loadproof.measure.digest import Manifest, TensorDigest
 from loadproof.measure.environment import Environment
 from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.messages import DeviceFacts, Result
@@ -28,6 +25,7 @@ from loadproof.measure.serve_legs import ServingPlan
 from loadproof.plan.arms import Arm
 from loadproof.plan.policy import Policy
 from loadproof.plan.schedule import REFERENCE
+from loadproof.report.consistency import class_of_legs, contradiction, device_of_legs
 from loadproof.report.privacy import first_private_text, without_paths
 
 if TYPE_CHECKING:
@@ -85,7 +83,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         integrity: ``hashed``: nobody signed this.
         device_class: ``rehearsal`` (the fake), ``cuda:<name>``, ``gb10`` or ``unknown``
-            (no leg got as far as the device).
+            (no leg got as far as the device, or they were not all on the same one).
         exit_status: What the command line ended with.
         conclusion: Answer, verdict, weights, coverage and reasons.
         weights: One check per hash leg.
@@ -98,7 +96,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             output where there was one.
         cache: The page-cache state that every leg was to start from.
         options: Keyword arguments of both arms' loaders.
-        device: What the device is; None when no leg got that far.
+        device: What the device of the first leg is; None when no leg got that far.
         environment: Machine and software.
         tensors: Tensors of the checkpoint.
         checkpoint_bytes: Their bytes.
@@ -147,9 +145,6 @@ def make_receipt(
     Raises:
         ReceiptError: Something that names a place on this machine would be in it.
     """
-    device = next(
-        (each.outcome.device for each in trial.legs if isinstance(each.outcome, Result)), None
-    )
     baseline, candidate = plan.baseline.arm, plan.candidate.arm
     statement = Statement(
         type_=STATEMENT_TYPE,
@@ -161,7 +156,7 @@ def make_receipt(
         predicate_type=PREDICATE_TYPE,
         predicate=Predicate(
             integrity="hashed",
-            device_class=device_class(device),
+            device_class=class_of_legs(trial.legs),
             exit_status=EXIT_STATUS[conclusion.answer],
             conclusion=conclusion,
             weights=tuple(trial.weights),
@@ -173,27 +168,17 @@ def make_receipt(
             arms={"A": baseline, "B": candidate, **_reference(plan)},
             cache=plan.cache,
             options=plan.options,
-            device=device,
+            device=device_of_legs(trial.legs),
             environment=environment,
             tensors=len(plan.truth.tensors),
             checkpoint_bytes=plan.truth.nbytes(),
             legs=tuple(trial.legs),
-            not_run=(*trial.not_run, *_not_shown(plan, trial, device)),
+            not_run=(*trial.not_run, *_not_shown(plan, trial)),
             tensor_lines=tuple(_tensor_lines(plan, trial)),
         ),
     )
     cleaned = without_paths(msgspec.to_builtins(statement))
     return _checked(msgspec.convert(cleaned, Statement))
-
-
-def device_class(device: DeviceFacts | None) -> str:
-    """Name the class of hardware, from attributes and never from the name alone."""
-    if device is None:
-        return "unknown"
-    if device.fake:
-        return "rehearsal"
-    is_gb10 = device.capability == (12, 1) and device.integrated and device.host_page_tables
-    return "gb10" if is_gb10 else f"cuda:{device.name}"
 
 
 def encode(statement: Statement) -> bytes:
@@ -249,9 +234,9 @@ def _tensor_lines(plan: TrialPlan, trial: Trial) -> Iterator[TensorLine]:
         )
 
 
-def _not_shown(plan: TrialPlan, trial: Trial, device: DeviceFacts | None) -> tuple[NotRun, ...]:
+def _not_shown(plan: TrialPlan, trial: Trial) -> tuple[NotRun, ...]:
     """Say which claims this trial cannot support, because of where and how it ran."""
-    found = device_class(device)
+    found = class_of_legs(trial.legs)
     missing = []
     if found != "gb10":
         missing.append(NotRun("anything about a GB10", "no GB10: this trial ran elsewhere"))
@@ -338,48 +323,6 @@ def _not_served(plan: TrialPlan, trial: Trial, found: str) -> list[NotRun]:
     ]
 
 
-def _unsupported(predicate: Predicate) -> str | None:
-    """Judge the raw samples again, and say where the conclusion does not follow from them."""
-    stated = predicate.conclusion.verdict
-    found = frozenset(each.name for each in predicate.controls if each.found)
-    again = judge_time(
-        predicate.policy, predicate.blocks, list(samples(predicate.legs)), controls_seen=found
-    )
-    if stated.contrasts != again.contrasts and stated.contrasts:
-        return "the contrasts are not those of the samples"
-    if stated.outcome not in {again.outcome, "inconclusive"}:
-        return f"the samples do not support the word {stated.outcome!r}"
-    if predicate.conclusion.answer == "proven" and not (
-        stated.sound and predicate.conclusion.weights == "equal" and len(found) > 0
-    ):
-        return "the requirement cannot be proven by an unsound trial"
-    differ = any(each.differences for each in predicate.weights) or any(
-        isinstance(leg.outcome, Result) and leg.outcome.audit_wrong for leg in predicate.legs
-    )
-    if differ != (predicate.conclusion.weights == "differ"):
-        return "the word on the weights is not that of the hash legs and the audits"
-    return None
-
-
-def _served_unsupported(predicate: Predicate) -> str | None:
-    """Compare the served output again, and say where the word on it does not follow."""
-    served, _ = judge_served(predicate.legs)
-    if predicate.conclusion.served != served:
-        return "the word on the served output is not that of the serve legs"
-    if served == "differs" and predicate.conclusion.answer != "failed":
-        return "served output that differs is a failure"
-    return None
-
-
-def _listed_otherwise(statement: Statement) -> bool:
-    """Say whether a full list of tensors is not the one whose digest the receipt gives."""
-    lines = statement.predicate.tensor_lines
-    if len(lines) != statement.predicate.tensors:
-        return False
-    listed = Manifest(tuple(TensorDigest(**msgspec.structs.asdict(line)) for line in lines))
-    return listed.digest() != statement.subject[0].digest.sha256
-
-
 def _checked(statement: Statement) -> Statement:
     """Refuse what the types cannot: private text, and figures that contradict each other.
 
@@ -388,19 +331,14 @@ def _checked(statement: Statement) -> Statement:
     """
     found = first_private_text(msgspec.to_builtins(statement))
     predicate = statement.predicate
-    problem = None
     if found is not None:
-        problem = f"{found!r} names a place on a machine"
+        problem: str | None = f"{found!r} names a place on a machine"
     elif predicate.policy_digest != predicate.policy.digest():
         problem = "the policy does not have the digest that is given for it"
     elif predicate.exit_status != EXIT_STATUS[predicate.conclusion.answer]:
         problem = "the exit status is not that of the answer"
-    elif predicate.device_class != device_class(predicate.device):
-        problem = "the device class is not that of the device's attributes"
-    elif _listed_otherwise(statement):
-        problem = "the tensors that are listed do not have the digest given for all weights"
     else:
-        problem = _unsupported(predicate) or _served_unsupported(predicate)
+        problem = contradiction(statement)
     if problem is not None:
         raise ReceiptError(f"This is not a valid receipt: {problem}.")
     return statement
