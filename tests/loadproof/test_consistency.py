@@ -51,6 +51,13 @@ def is_unhashed(predicate: dict[str, Any]) -> None:
     predicate["weights"] = []
 
 
+def is_hashed_by_one_arm(predicate: dict[str, Any]) -> None:
+    """Let every hash leg be the baseline's."""
+    hashed = [each for each in predicate["legs"] if each["purpose"] == "hash"]
+    for each in (*hashed, *predicate["weights"]):
+        each["arm"] = "A"
+
+
 def is_gain(predicate: dict[str, Any]) -> None:
     """Let the timing legs' audits fail, and the conclusion say gain for all that."""
     legs(predicate, "time", audit_wrong=["a"])
@@ -93,6 +100,7 @@ def test_what_is_edited_below_is_valid(path: Path) -> None:
         (is_gain, "the verdict on time, 'gain', does not follow"),
         (lambda p: p.update(weights=[]), "checks of the weights are not those"),
         (is_unhashed, "the word on the weights"),
+        (is_hashed_by_one_arm, "the word on the weights"),
         (lambda p: legs(p, "hash", hazards=["RACE: x"]), "checks of the weights are not those"),
         (lambda p: p["weights"][0].update(manifest="0" * 64), "than its digest shows"),
         (lambda p: p["controls"][1].update(found=False), "Control 'file-bit'"),
@@ -134,3 +142,18 @@ def test_a_receipt_without_its_subjects_is_refused() -> None:
     statement = json.loads(text(REHEARSED)) | {"subject": []}
     with pytest.raises(ReceiptError, match="subjects are not"):
         decode(json.dumps(statement).encode())
+
+
+def test_a_list_that_is_cut_short_hides_no_tensor() -> None:
+    """Tensors that are not listed still count: for the bytes, and for the controls they need."""
+
+    def cut(predicate: dict[str, Any]) -> None:
+        predicate["tensor_lines"] = []
+
+    def cut_and_uncontrolled(predicate: dict[str, Any]) -> None:
+        cut(predicate)
+        predicate["controls"].pop(3)
+
+    assert decode(edited(LANDED, cut)).predicate.tensor_lines == ()
+    with pytest.raises(ReceiptError, match="control 'duplicated-chunk' was not planted"):
+        decode(edited(LANDED, cut_and_uncontrolled))

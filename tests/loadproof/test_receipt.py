@@ -240,6 +240,15 @@ def test_what_a_timing_leg_shows_forbids_a_verdict(changes: dict[str, Any], code
     assert code in {reason.code for reason in made.predicate.conclusion.reasons}
 
 
+def test_a_hash_leg_on_another_device_leaves_no_class() -> None:
+    """Weights that were checked elsewhere than they were timed speak of no hardware at all."""
+    seen = trial()
+    _with(seen, 0, device=msgspec.structs.replace(FAKE, fake=False))
+    made = receipt(seen).predicate
+    assert (made.device_class, made.exit_status) == ("unknown", 3)
+    assert [each.code for each in made.conclusion.reasons] == ["device-changed"]
+
+
 def identities(baseline: LoaderIdentity, candidate: LoaderIdentity) -> Trial:
     """A trial of programs that say this of themselves."""
     seen = trial()
@@ -505,6 +514,8 @@ def test_other_tokens_outrank_time() -> None:
     )
     made = receipt(seen)
     assert (made.predicate.conclusion.served, made.predicate.exit_status) == ("differs", 4)
+    assert made.predicate.conclusion.verdict.outcome == "inconclusive"
+    assert not made.predicate.conclusion.verdict.sound
     (reason,) = made.predicate.conclusion.reasons
     assert reason.code == "served-differs"
     assert "Arm B" in reason.sentence
