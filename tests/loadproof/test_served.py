@@ -6,6 +6,7 @@ import ctypes
 import json
 import shutil
 import textwrap
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -331,7 +332,7 @@ def test_a_serve_leg_starts_cold_where_it_has_to(
     assert isinstance(the_plan.serving, ServingPlan)
     for cold in (True, False):
         told = msgspec.structs.replace(the_plan.serving.serving, cold=cold)
-        with LegRunner(the_plan) as runner, pytest.raises(InterruptedError):
+        with closing(LegRunner(the_plan)) as runner, pytest.raises(InterruptedError):
             runner.run("serve", "A", the_plan.baseline, serving=told)
     assert asked == ["cold", "warm"]
 

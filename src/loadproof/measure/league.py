@@ -8,6 +8,7 @@ with its reason, and the others run on.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -66,7 +67,7 @@ def run_league(
         installed: The loaders by the names that were asked for.
         progress: Told before each leg: what it is, its number from 0, and how many there are.
     """
-    with LegRunner(setting) as runner:
+    with closing(LegRunner(setting)) as runner:
         return _run(setting, installed, progress, runner)
 
 

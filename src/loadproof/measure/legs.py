@@ -7,7 +7,7 @@ A leg is never dropped and never run again; what it saw, or why it saw nothing, 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -22,8 +22,6 @@ from loadproof.measure.template import SERVER_ENVIRONMENT, SERVER_MODULE, Templa
 from loadproof.plan.policy import Policy
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from loadproof.plan.arms import InstalledArm
 
 Purpose = Literal["hash", "control", "serve", "serve-control", "time"]
@@ -136,15 +134,8 @@ class LegRunner:
         self._serving: Template | None = None
         self._base_available = available_bytes()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End what legs are forked from."""
         self._end_serving()
         self._template.close()
 

@@ -6,7 +6,7 @@ they or what they serve differ, the timing legs are not run and the receipt says
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -84,7 +84,7 @@ def run_trial(plan: TrialPlan, progress: Callable[[str, int, int], None]) -> Tri
         plan: What to run.
         progress: Told before each leg: what it is, its number from 0, and how many there are.
     """
-    with LegRunner(plan) as runner:
+    with closing(LegRunner(plan)) as runner:
         return _Run(plan, progress, runner).run()
 
 
