@@ -37,7 +37,7 @@ from weightload.plan import plan_batches
 from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
-from weightload.upload import Carrier, Stop, Upload
+from weightload.upload import Stop, Upload
 from weightload.work import ShardWork
 
 if TYPE_CHECKING:
@@ -163,6 +163,11 @@ class Run:
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
+        # Made while the ring's memory is still being filled: beside the readers it would
+        # hold Python's lock for milliseconds at a time, and the link would run dry.
+        with report.phase("plan"), collector_held_off():
+            work = list(self._work(selection, destination))
+            tensors = destination.tensors()
         ring = None
         if reservation is not None:
             with report.phase("reserve"):
@@ -172,6 +177,7 @@ class Run:
         copies = Copies(
             self.seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
         )
+        carriers = [self._carrier(item, ring, copies, staging) for item in work]
         ahead = self._read_ahead(selection)
         upload = Upload(
             gpu,
@@ -183,21 +189,10 @@ class Run:
             reached=ahead.advance if ahead else None,
         )
         self.stop.attach(upload)
-        work: list[ShardWork] = []
-        tensors: dict[str, Any] = {}
-
-        def carriers() -> Iterator[Carrier]:
-            for item in self._work(selection, destination):
-                work.append(item)
-                yield self._carrier(item, ring, copies, staging)
-
-        def make_tensors() -> None:
-            tensors.update(destination.tensors())
-
         with report.phase("stream"):
             try:
                 with ahead or nullcontext(), self._hashing(ring):
-                    upload.run(carriers(), self._threads_for(selection), make_tensors)
+                    upload.run(carriers, self._threads_for(selection))
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())

@@ -2,19 +2,17 @@
 
 Each thread takes the next batch and brings its spans in order; through the ring,
 reading one span overlaps copying the others, and the slots are the only bound on
-bytes in flight. The threads begin with the first carrier while the caller's thread still
-makes the others. The first error stops the others at their next batch; it is the one
+bytes in flight. The first error stops the others at their next batch; it is the one
 that is raised, and every thread is joined and every copy awaited before it is.
 """
 
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
-from weightload.host.collector import collector_held_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -79,25 +77,20 @@ class Upload:
         self._first_error: BaseException | None = None
         self._moved_bytes = 0
         self._large_bytes = 0
-        # Batches, and at the end None for every thread.
-        self._waiting: SimpleQueue[_Batch | None] = SimpleQueue()
+        # A deque's ends may be used from several threads without a lock.
+        self._waiting: deque[_Batch] = deque()
 
-    def run(
-        self,
-        carriers: Iterable[Carrier],
-        threads: int,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
+    def run(self, carriers: Iterable[Carrier], threads: int) -> None:
         """Bring every span to the device and wait until all of it is there.
 
         Args:
-            carriers: one per shard, in loading order; each is asked for when it is due.
+            carriers: one per shard, in loading order.
             threads: reader threads.
-            meanwhile: called once, when every batch is waiting for the threads.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
+        self._waiting.extend(self._in_order(carriers, threads))
         readers = [
             threading.Thread(target=self._drain, name=f"weightload-{number}")
             for number in range(threads)
@@ -107,35 +100,25 @@ class Upload:
             for reader in readers:
                 reader.start()
                 started.append(reader)
-            with collector_held_off():
-                self._feed(carriers, threads)
-                meanwhile()
         except BaseException as error:
             self.stop(error)
             raise
         finally:
-            for _ in started:
-                self._waiting.put(None)
             for reader in started:
                 reader.join()
             self._settle()
         if self._first_error is not None:
             raise self._first_error
 
-    def _feed(self, carriers: Iterable[Carrier], threads: int) -> None:
-        """Give the threads their batches, in order; with digests the largest first."""
-        if self._verifier is None:
-            for carrier in carriers:
-                for batch in carrier.work.batches:
-                    self._waiting.put((carrier, batch))
-            return
-        queue = [(carrier, batch) for carrier in carriers for batch in carrier.work.batches]
-        # The largest first, so that no thread is left hashing it alone at the end.
-        queue.sort(key=_batch_bytes, reverse=True)
-        # Half of a thread's share: a batch beyond it would decide when the last one ends.
-        self._large_bytes = sum(map(_batch_bytes, queue)) // (2 * threads)
-        for item in queue:
-            self._waiting.put(item)
+    def _in_order(self, carriers: Iterable[Carrier], threads: int) -> list[_Batch]:
+        """Every batch in loading order; with digests the largest first."""
+        batches = [(carrier, batch) for carrier in carriers for batch in carrier.work.batches]
+        if self._verifier is not None:
+            # The largest first, so that no thread is left hashing it alone at the end.
+            batches.sort(key=_batch_bytes, reverse=True)
+            # Half of a thread's share: a batch beyond it would decide when the last one ends.
+            self._large_bytes = sum(map(_batch_bytes, batches)) // (2 * threads)
+        return batches
 
     def stop(self, error: BaseException) -> None:
         """Have the readers stop at their next batch; the first error is the one that is raised."""
@@ -159,12 +142,18 @@ class Upload:
         tally = _Tally(self._on_moved if self._progress is not None else None)
         try:
             with self._device.current():
-                while (item := self._waiting.get()) is not None and self._first_error is None:
+                while self._first_error is None and (item := self._next()) is not None:
                     self._bring(*item, tally)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self.stop(error)
         with self._lock:
             tally.add_to(self._report)
+
+    def _next(self) -> _Batch | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
 
     def _bring(self, carrier: Carrier, batch: Sequence[Span], tally: _Tally) -> None:
         if self._verifier is None:
