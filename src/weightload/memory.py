@@ -177,7 +177,7 @@ def _records(memory: Sequence[HostMemory]) -> list[Record]:
 def _work(records: Sequence[Record], addresses: Sequence[int]) -> ShardWork:
     total = records[-1].end if records else 0
     shard = Shard("host memory", -1, Identity(0, 0, total, 0), Header(tuple(records), {}, 0))
-    batches = list(plan_batches(records, SLOT_BYTES, 1, whole_tensors=False))
+    batches = plan_batches(records, SLOT_BYTES, 1, whole_tensors=False)
     return ShardWork(shard, records, addresses, "host", None, batches)
 
 

@@ -37,7 +37,7 @@ from weightload.plan import plan_batches
 from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
-from weightload.upload import Stop, Upload
+from weightload.upload import Carrier, Stop, Upload
 from weightload.work import ShardWork
 
 if TYPE_CHECKING:
@@ -163,10 +163,9 @@ class Run:
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
-        # Made while the ring's memory is still being filled: beside the readers it would
+        # Made while the ring's memory is still being filled: beside the readers this would
         # hold Python's lock for milliseconds at a time, and the link would run dry.
-        with report.phase("plan"), collector_held_off():
-            work = list(self._work(selection, destination))
+        with report.phase("tensors"), collector_held_off():
             tensors = destination.tensors()
         ring = None
         if reservation is not None:
@@ -177,7 +176,13 @@ class Run:
         copies = Copies(
             self.seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
         )
-        carriers = [self._carrier(item, ring, copies, staging) for item in work]
+        work: list[ShardWork] = []
+
+        def carriers() -> Iterator[Carrier]:
+            for item in self._work(selection, destination):
+                work.append(item)
+                yield self._carrier(item, ring, copies, staging)
+
         ahead = self._read_ahead(selection)
         upload = Upload(
             gpu,
@@ -192,7 +197,7 @@ class Run:
         with report.phase("stream"):
             try:
                 with ahead or nullcontext(), self._hashing(ring):
-                    upload.run(carriers, self._threads_for(selection))
+                    upload.run(carriers(), self._threads_for(selection))
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
@@ -246,13 +251,11 @@ class Run:
             alignment = self.system.direct_alignment(shard.descriptor)
             if alignment is not None and alignment > RING_ALIGNMENT_BYTES:
                 alignment = None
-            batches = list(
-                plan_batches(
-                    records,
-                    self.slot_bytes if staged else WINDOW_BYTES,
-                    (alignment if staged else None) or self.system.page_bytes,
-                    whole_tensors=self.verifier is not None,
-                )
+            batches = plan_batches(
+                records,
+                self.slot_bytes if staged else WINDOW_BYTES,
+                (alignment if staged else None) or self.system.page_bytes,
+                whole_tensors=self.verifier is not None,
             )
             ours = list(islice(addresses, len(records)))
             yield ShardWork(shard, records, ours, decision.route, alignment, batches)

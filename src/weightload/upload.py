@@ -2,20 +2,21 @@
 
 Each thread takes the next batch and brings its spans in order; through the ring,
 reading one span overlaps copying the others, and the slots are the only bound on
-bytes in flight. The first error stops the others at their next batch; it is the one
-that is raised, and every thread is joined and every copy awaited before it is.
+bytes in flight. A batch is planned when it is taken: planned all at once, before or
+beside the readers, they would keep the link waiting. The first error stops the others
+at their next batch; it is the one that is raised, and every thread is joined and every
+copy awaited before it is.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.device.copies import Copies
@@ -77,20 +78,22 @@ class Upload:
         self._first_error: BaseException | None = None
         self._moved_bytes = 0
         self._large_bytes = 0
-        # A deque's ends may be used from several threads without a lock.
-        self._waiting: deque[_Batch] = deque()
+        self._waiting: Iterator[_Batch] = iter(())
+        # One thread at a time plans; it takes some microseconds.
+        self._taking = threading.Lock()
 
     def run(self, carriers: Iterable[Carrier], threads: int) -> None:
         """Bring every span to the device and wait until all of it is there.
 
         Args:
-            carriers: one per shard, in loading order.
+            carriers: one per shard, in loading order; each is asked for when it is due, by
+                any of the threads.
             threads: reader threads.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
-        self._waiting.extend(self._in_order(carriers, threads))
+        self._waiting = self._in_order(carriers, threads)
         readers = [
             threading.Thread(target=self._drain, name=f"weightload-{number}")
             for number in range(threads)
@@ -110,15 +113,16 @@ class Upload:
         if self._first_error is not None:
             raise self._first_error
 
-    def _in_order(self, carriers: Iterable[Carrier], threads: int) -> list[_Batch]:
+    def _in_order(self, carriers: Iterable[Carrier], threads: int) -> Iterator[_Batch]:
         """Every batch in loading order; with digests the largest first."""
-        batches = [(carrier, batch) for carrier in carriers for batch in carrier.work.batches]
-        if self._verifier is not None:
-            # The largest first, so that no thread is left hashing it alone at the end.
-            batches.sort(key=_batch_bytes, reverse=True)
-            # Half of a thread's share: a batch beyond it would decide when the last one ends.
-            self._large_bytes = sum(map(_batch_bytes, batches)) // (2 * threads)
-        return batches
+        batches = ((carrier, batch) for carrier in carriers for batch in carrier.work.batches)
+        if self._verifier is None:
+            return batches
+        # The largest first, so that no thread is left hashing it alone at the end.
+        ordered = sorted(batches, key=_batch_bytes, reverse=True)
+        # Half of a thread's share: a batch beyond it would decide when the last one ends.
+        self._large_bytes = sum(map(_batch_bytes, ordered)) // (2 * threads)
+        return iter(ordered)
 
     def stop(self, error: BaseException) -> None:
         """Have the readers stop at their next batch; the first error is the one that is raised."""
@@ -150,10 +154,8 @@ class Upload:
             tally.add_to(self._report)
 
     def _next(self) -> _Batch | None:
-        try:
-            return self._waiting.popleft()
-        except IndexError:
-            return None
+        with self._taking:
+            return next(self._waiting, None)
 
     def _bring(self, carrier: Carrier, batch: Sequence[Span], tally: _Tally) -> None:
         if self._verifier is None:
