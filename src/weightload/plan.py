@@ -10,7 +10,9 @@ small driver allocations waste up to 1.76 times their size on a GB10.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weightload.errors import UsageError
 
@@ -89,10 +91,20 @@ def check_slot(slot_bytes: int, alignment: int) -> None:
         )
 
 
+class Batches(Protocol):
+    """What one shard is brought in: the spans of a batch by one thread, in order."""
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+
+    def __getitem__(self, number: int, /) -> Sequence[Span]:
+        """The spans of one batch; a window with no wanted byte in it has none."""
+
+
 def plan_batches(
     records: Sequence[Record], slot_bytes: int, alignment: int, *, whole_tensors: bool
-) -> Iterator[list[Span]]:
-    """Plan one shard as batches: the spans of a batch are brought by one thread, in order.
+) -> Batches:
+    """Plan one shard as batches.
 
     Args:
         records: as for `plan_spans`.
@@ -100,12 +112,46 @@ def plan_batches(
         alignment: as for `plan_spans`.
         whole_tensors: whether every tensor lies in one batch. Batches then hold about
             two slots of small tensors or one large tensor, and the page at a boundary
-            is read twice. Otherwise each span is a batch.
+            is read twice. Otherwise each window of the grid is a batch, and is planned
+            when it is asked for.
     """
-    if not whole_tensors:
-        for span in plan_spans(records, slot_bytes, alignment):
-            yield [span]
-        return
+    if whole_tensors:
+        return list(_whole_tensors(records, slot_bytes, alignment))
+    return _Windows(records, slot_bytes, alignment)
+
+
+class _Windows:
+    """One batch for each window from the first wanted byte to the last.
+
+    Planned by the thread that brings it: a plan of everything, made beforehand or by one
+    thread beside the readers, keeps the link waiting for milliseconds.
+    """
+
+    def __init__(self, records: Sequence[Record], slot_bytes: int, alignment: int) -> None:
+        self._records = records
+        self._slot_bytes = slot_bytes
+        self._alignment = alignment
+        self._first = records[0].start // slot_bytes if records else 0
+        self._end = -(-records[-1].end // slot_bytes) if records else 0
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def __getitem__(self, number: int, /) -> Sequence[Span]:
+        start = (self._first + number) * self._slot_bytes
+        stop = start + self._slot_bytes
+        first = bisect_right(self._records, start, key=_end)
+        last = bisect_left(self._records, stop, lo=first, key=_start)
+        touched = self._records[first:last]
+        return list(plan_spans(touched, self._slot_bytes, self._alignment, first, start, stop))
+
+
+_start, _end = attrgetter("start"), attrgetter("end")
+
+
+def _whole_tensors(
+    records: Sequence[Record], slot_bytes: int, alignment: int
+) -> Iterator[list[Span]]:
     first = 0
     for number, record in enumerate(records, start=1):
         following = records[number].nbytes if number < len(records) else 2 * slot_bytes
@@ -117,7 +163,12 @@ def plan_batches(
 
 
 def plan_spans(
-    records: Iterable[Record], slot_bytes: int, alignment: int, first: int = 0
+    records: Iterable[Record],
+    slot_bytes: int,
+    alignment: int,
+    first: int = 0,
+    start: int = 0,
+    stop: int | None = None,
 ) -> Iterator[Span]:
     """Plan the reads that bring the given tensors of one shard.
 
@@ -126,6 +177,8 @@ def plan_spans(
         slot_bytes: capacity of one slot; see `check_slot`.
         alignment: of file offsets and lengths, in bytes; a power of two.
         first: number of the first tensor given, among the shard's.
+        start: leave out what lies before this file offset, a multiple of `slot_bytes`.
+        stop: leave out what lies from this file offset on; a multiple as well.
 
     Yields:
         Spans in file order, which do not overlap: no byte of the file is read twice.
@@ -133,8 +186,9 @@ def plan_spans(
     slices: list[Slice] = []
     offset = end = window_end = 0
     for tensor, record in enumerate(records, start=first):
-        position = record.start
-        while position < record.end:
+        position = max(record.start, start)
+        last = record.end if stop is None else min(record.end, stop)
+        while position < last:
             # A piece joins the open span when it begins on pages that the span reads anyway.
             joins = position < window_end and position <= round_up(end, alignment)
             if not joins:
@@ -142,7 +196,7 @@ def plan_spans(
                     yield _span(offset, end, alignment, slices)
                 offset, slices = position // alignment * alignment, []
                 window_end = position // slot_bytes * slot_bytes + slot_bytes
-            end = min(record.end, window_end)
+            end = min(last, window_end)
             slices.append(
                 Slice(tensor, position - offset, position - record.start, end - position)
             )

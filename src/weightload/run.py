@@ -37,7 +37,7 @@ from weightload.plan import plan_batches
 from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
-from weightload.upload import Carrier, Stop, Upload
+from weightload.upload import Stop, Upload
 from weightload.work import ShardWork
 
 if TYPE_CHECKING:
@@ -176,13 +176,8 @@ class Run:
         copies = Copies(
             self.seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
         )
-        work: list[ShardWork] = []
-
-        def carriers() -> Iterator[Carrier]:
-            for item in self._work(selection, destination):
-                work.append(item)
-                yield self._carrier(item, ring, copies, staging)
-
+        work = list(self._work(selection, destination))
+        carriers = [self._carrier(item, ring, copies, staging) for item in work]
         ahead = self._read_ahead(selection)
         upload = Upload(
             gpu,
@@ -197,7 +192,7 @@ class Run:
         with report.phase("stream"):
             try:
                 with ahead or nullcontext(), self._hashing(ring):
-                    upload.run(carriers(), self._threads_for(selection))
+                    upload.run(carriers, self._threads_for(selection))
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
@@ -242,7 +237,7 @@ class Run:
         self.report.limits = limits | {"fraction_reached": reached / min(limits.values())}
 
     def _work(self, selection: Selection, destination: Destination) -> Iterator[ShardWork]:
-        """Give each shard, when it is due, its route, its plan and its tensors' addresses."""
+        """Give each shard its route, its plan and its tensors' addresses."""
         addresses = iter(destination.addresses)
         for shard, records in selection.shards:
             decision = decide(self.route, shard, self.system)

@@ -2,21 +2,20 @@
 
 Each thread takes the next batch and brings its spans in order; through the ring,
 reading one span overlaps copying the others, and the slots are the only bound on
-bytes in flight. A batch is planned when it is taken: planned all at once, before or
-beside the readers, they would keep the link waiting. The first error stops the others
-at their next batch; it is the one that is raised, and every thread is joined and every
-copy awaited before it is.
+bytes in flight. The first error stops the others at their next batch; it is the one
+that is raised, and every thread is joined and every copy awaited before it is.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.device.copies import Copies
@@ -38,7 +37,8 @@ class Carrier(Protocol):
         """Bring one span, hash it on the way if asked, and count it."""
 
 
-_Batch = tuple[Carrier, "Sequence[Span]"]
+# Whose batch it is, and its number there.
+_Job = tuple[Carrier, int]
 
 
 class Upload:
@@ -78,22 +78,20 @@ class Upload:
         self._first_error: BaseException | None = None
         self._moved_bytes = 0
         self._large_bytes = 0
-        self._waiting: Iterator[_Batch] = iter(())
-        # One thread at a time plans; it takes some microseconds.
-        self._taking = threading.Lock()
+        # A deque's ends may be used from several threads without a lock.
+        self._waiting: deque[_Job] = deque()
 
     def run(self, carriers: Iterable[Carrier], threads: int) -> None:
         """Bring every span to the device and wait until all of it is there.
 
         Args:
-            carriers: one per shard, in loading order; each is asked for when it is due, by
-                any of the threads.
+            carriers: one per shard, in loading order.
             threads: reader threads.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
-        self._waiting = self._in_order(carriers, threads)
+        self._waiting.extend(self._jobs(carriers, threads))
         readers = [
             threading.Thread(target=self._drain, name=f"weightload-{number}")
             for number in range(threads)
@@ -113,16 +111,15 @@ class Upload:
         if self._first_error is not None:
             raise self._first_error
 
-    def _in_order(self, carriers: Iterable[Carrier], threads: int) -> Iterator[_Batch]:
+    def _jobs(self, carriers: Iterable[Carrier], threads: int) -> list[_Job]:
         """Every batch in loading order; with digests the largest first."""
-        batches = ((carrier, batch) for carrier in carriers for batch in carrier.work.batches)
-        if self._verifier is None:
-            return batches
-        # The largest first, so that no thread is left hashing it alone at the end.
-        ordered = sorted(batches, key=_batch_bytes, reverse=True)
-        # Half of a thread's share: a batch beyond it would decide when the last one ends.
-        self._large_bytes = sum(map(_batch_bytes, ordered)) // (2 * threads)
-        return iter(ordered)
+        jobs = [(item, number) for item in carriers for number in range(len(item.work.batches))]
+        if self._verifier is not None:
+            # The largest first, so that no thread is left hashing it alone at the end.
+            jobs.sort(key=lambda job: _nbytes(_batch(*job)), reverse=True)
+            # Half of a thread's share: a batch beyond it would decide when the last one ends.
+            self._large_bytes = sum(_nbytes(_batch(*job)) for job in jobs) // (2 * threads)
+        return jobs
 
     def stop(self, error: BaseException) -> None:
         """Have the readers stop at their next batch; the first error is the one that is raised."""
@@ -153,15 +150,18 @@ class Upload:
         with self._lock:
             tally.add_to(self._report)
 
-    def _next(self) -> _Batch | None:
-        with self._taking:
-            return next(self._waiting, None)
+    def _next(self) -> _Job | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
 
-    def _bring(self, carrier: Carrier, batch: Sequence[Span], tally: _Tally) -> None:
+    def _bring(self, carrier: Carrier, number: int, tally: _Tally) -> None:
+        batch = _batch(carrier, number)
         if self._verifier is None:
             self._bring_spans(carrier, batch, None, tally)
             return
-        large = _batch_bytes((carrier, batch)) > self._large_bytes
+        large = _nbytes(batch) > self._large_bytes
         hasher = self._verifier.hasher(carrier.work.records, large=large)
         try:
             self._bring_spans(carrier, batch, hasher, tally)
@@ -212,7 +212,9 @@ class _Tally:
         self._route_bytes: dict[str, int] = {}
 
     def __call__(self, span: Span, reads: int, copies: int, route: Route) -> None:
-        moved = sum(piece.nbytes for piece in span.slices)
+        moved = 0
+        for piece in span.slices:
+            moved += piece.nbytes
         self._reads += reads
         self._read_bytes += span.nbytes
         self._copies += copies
@@ -228,5 +230,9 @@ class _Tally:
             report.route_bytes[route] = report.route_bytes.get(route, 0) + nbytes
 
 
-def _batch_bytes(item: _Batch) -> int:
-    return sum(span.wanted_end for span in item[1])
+def _batch(carrier: Carrier, number: int) -> Sequence[Span]:
+    return carrier.work.batches[number]
+
+
+def _nbytes(batch: Sequence[Span]) -> int:
+    return sum(span.wanted_end for span in batch)

@@ -22,8 +22,6 @@ _STATX_DIOALIGN = 0x2000
 _DIO_MEMORY_WORD = 152 // 4
 # Devices commonly ask for 512; 4096 also satisfies drives with 4 KiB sectors.
 _DIRECT_ALIGNMENT_BYTES = 4096
-# Not among the mmap module's constants (include/uapi/asm-generic/mman-common.h).
-_MADV_POPULATE_WRITE = 23
 
 
 class _CachestatRange(ctypes.Structure):
@@ -119,14 +117,13 @@ class System:
             mapping.madvise(advice)
 
     def populate(self, address: int, nbytes: int) -> None:
-        """Fault in writable memory without holding Python's lock.
+        """Fault in memory by filling it with zeros, without holding Python's lock.
 
-        MADV_POPULATE_WRITE is Linux 5.14; an older kernel faults the pages later.
+        A fault locks its own area alone (Linux 6.4), where MADV_POPULATE_WRITE locks all of
+        the process's memory from beginning to end: threads could not start meanwhile, and
+        the driver could not allocate.
         """
-        madvise = ctypes.CDLL(None).madvise
-        madvise(
-            ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(_MADV_POPULATE_WRITE)
-        )
+        ctypes.memset(address, 0, nbytes)
 
     def memory(self) -> Memory:
         """Total and available memory now."""
