@@ -11,7 +11,6 @@ small driver allocations waste up to 1.76 times their size on a GB10.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weightload.errors import UsageError
@@ -127,26 +126,57 @@ class _Windows:
     thread beside the readers, keeps the link waiting for milliseconds.
     """
 
-    def __init__(self, records: Sequence[Record], slot_bytes: int, alignment: int) -> None:
+    def __init__(
+        self, records: Sequence[Record], slot_bytes: int, alignment: int, first: int = 0
+    ) -> None:
         self._records = records
         self._slot_bytes = slot_bytes
         self._alignment = alignment
+        self._first_tensor = first
+        self._starts = [record.start for record in records]
+        self._ends = [record.end for record in records]
         self._first = records[0].start // slot_bytes if records else 0
         self._end = -(-records[-1].end // slot_bytes) if records else 0
 
     def __len__(self) -> int:
-        return self._end - self._first
+        return max(0, self._end - self._first)
 
     def __getitem__(self, number: int, /) -> Sequence[Span]:
         start = (self._first + number) * self._slot_bytes
         stop = start + self._slot_bytes
-        first = bisect_right(self._records, start, key=_end)
-        last = bisect_left(self._records, stop, lo=first, key=_start)
-        touched = self._records[first:last]
-        return list(plan_spans(touched, self._slot_bytes, self._alignment, first, start, stop))
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, stop, first)
+        touched = enumerate(self._records[first:last], self._first_tensor + first)
+        return _plan_window(touched, start, stop, self._alignment)
 
 
-_start, _end = attrgetter("start"), attrgetter("end")
+def _plan_window(
+    touched: Iterable[tuple[int, Record]], start: int, stop: int, alignment: int
+) -> list[Span]:
+    """Plan one window; `touched` has each tensor that reaches into it, and its number."""
+    spans: list[Span] = []
+    slices: list[Slice] = []
+    offset = end = limit = 0
+    for tensor, (_, _, _, first, last) in touched:
+        position = max(first, start)
+        last = min(last, stop)  # noqa: PLW2901 - the part in this window
+        while position < last:
+            # A piece joins the open span when it begins on pages that the span reads anyway.
+            if slices and (position >= limit or position > round_up(end, alignment)):
+                spans.append(_span(offset, end, alignment, slices))
+                slices = []
+            if not slices:
+                offset, limit = position - position % alignment, stop
+            end = min(last, limit)
+            slices.append(Slice(tensor, position - offset, position - first, end - position))
+            position = end
+            if len(slices) == _MANY_SLICES:
+                # Many small tensors leave half of the slot free, to be laid out in.
+                half = offset + (stop - start) // 2 // alignment * alignment
+                limit = min(limit, half) if end <= half else limit
+    if slices:
+        spans.append(_span(offset, end, alignment, slices))
+    return spans
 
 
 def _whole_tensors(
@@ -163,12 +193,7 @@ def _whole_tensors(
 
 
 def plan_spans(
-    records: Iterable[Record],
-    slot_bytes: int,
-    alignment: int,
-    first: int = 0,
-    start: int = 0,
-    stop: int | None = None,
+    records: Sequence[Record], slot_bytes: int, alignment: int, first: int = 0
 ) -> Iterator[Span]:
     """Plan the reads that bring the given tensors of one shard.
 
@@ -177,36 +202,13 @@ def plan_spans(
         slot_bytes: capacity of one slot; see `check_slot`.
         alignment: of file offsets and lengths, in bytes; a power of two.
         first: number of the first tensor given, among the shard's.
-        start: leave out what lies before this file offset, a multiple of `slot_bytes`.
-        stop: leave out what lies from this file offset on; a multiple as well.
 
     Yields:
         Spans in file order, which do not overlap: no byte of the file is read twice.
     """
-    slices: list[Slice] = []
-    offset = end = window_end = 0
-    for tensor, record in enumerate(records, start=first):
-        position = max(record.start, start)
-        last = record.end if stop is None else min(record.end, stop)
-        while position < last:
-            # A piece joins the open span when it begins on pages that the span reads anyway.
-            joins = position < window_end and position <= round_up(end, alignment)
-            if not joins:
-                if slices:
-                    yield _span(offset, end, alignment, slices)
-                offset, slices = position // alignment * alignment, []
-                window_end = position // slot_bytes * slot_bytes + slot_bytes
-            end = min(last, window_end)
-            slices.append(
-                Slice(tensor, position - offset, position - record.start, end - position)
-            )
-            position = end
-            if len(slices) == _MANY_SLICES:
-                # Many small tensors leave half of the slot free, to be laid out in.
-                half = offset + slot_bytes // 2 // alignment * alignment
-                window_end = min(window_end, half) if end <= half else window_end
-    if slices:
-        yield _span(offset, end, alignment, slices)
+    windows = _Windows(records, slot_bytes, alignment, first)
+    for number in range(len(windows)):
+        yield from windows[number]
 
 
 def _span(offset: int, end: int, alignment: int, slices: list[Slice]) -> Span:
