@@ -155,7 +155,7 @@ def load_memory(
                     if copies.unfinished:
                         abandon(kept.pop_all())
                     raise
-                tensors = destination.tensors()
+                tensors = dict(destination.tensors())
                 staging.close()
             # Nothing was asked of the operating system.
             report.read_bytes = 0

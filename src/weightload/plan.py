@@ -10,8 +10,7 @@ small driver allocations waste up to 1.76 times their size on a GB10.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightload.errors import UsageError
 
@@ -90,20 +89,10 @@ def check_slot(slot_bytes: int, alignment: int) -> None:
         )
 
 
-class Batches(Protocol):
-    """What one shard is brought in: the spans of a batch by one thread, in order."""
-
-    def __len__(self) -> int:
-        """How many batches there are."""
-
-    def __getitem__(self, number: int, /) -> Sequence[Span]:
-        """The spans of one batch; a window with no wanted byte in it has none."""
-
-
 def plan_batches(
     records: Sequence[Record], slot_bytes: int, alignment: int, *, whole_tensors: bool
-) -> Batches:
-    """Plan one shard as batches.
+) -> Iterator[list[Span]]:
+    """Plan one shard as batches: the spans of a batch are brought by one thread, in order.
 
     Args:
         records: as for `plan_spans`.
@@ -111,77 +100,12 @@ def plan_batches(
         alignment: as for `plan_spans`.
         whole_tensors: whether every tensor lies in one batch. Batches then hold about
             two slots of small tensors or one large tensor, and the page at a boundary
-            is read twice. Otherwise each window of the grid is a batch, and is planned
-            when it is asked for.
+            is read twice. Otherwise each span is a batch.
     """
-    if whole_tensors:
-        return list(_whole_tensors(records, slot_bytes, alignment))
-    return _Windows(records, slot_bytes, alignment)
-
-
-class _Windows:
-    """One batch for each window from the first wanted byte to the last.
-
-    Planned by the thread that brings it: a plan of everything, made beforehand or by one
-    thread beside the readers, keeps the link waiting for milliseconds.
-    """
-
-    def __init__(
-        self, records: Sequence[Record], slot_bytes: int, alignment: int, first: int = 0
-    ) -> None:
-        self._records = records
-        self._slot_bytes = slot_bytes
-        self._alignment = alignment
-        self._first_tensor = first
-        self._starts = [record.start for record in records]
-        self._ends = [record.end for record in records]
-        self._first = records[0].start // slot_bytes if records else 0
-        self._end = -(-records[-1].end // slot_bytes) if records else 0
-
-    def __len__(self) -> int:
-        return max(0, self._end - self._first)
-
-    def __getitem__(self, number: int, /) -> Sequence[Span]:
-        start = (self._first + number) * self._slot_bytes
-        stop = start + self._slot_bytes
-        first = bisect_right(self._ends, start)
-        last = bisect_left(self._starts, stop, first)
-        touched = enumerate(self._records[first:last], self._first_tensor + first)
-        return _plan_window(touched, start, stop, self._alignment)
-
-
-def _plan_window(
-    touched: Iterable[tuple[int, Record]], start: int, stop: int, alignment: int
-) -> list[Span]:
-    """Plan one window; `touched` has each tensor that reaches into it, and its number."""
-    spans: list[Span] = []
-    slices: list[Slice] = []
-    offset = end = limit = 0
-    for tensor, (_, _, _, first, last) in touched:
-        position = max(first, start)
-        last = min(last, stop)  # noqa: PLW2901 - the part in this window
-        while position < last:
-            # A piece joins the open span when it begins on pages that the span reads anyway.
-            if slices and (position >= limit or position > round_up(end, alignment)):
-                spans.append(_span(offset, end, alignment, slices))
-                slices = []
-            if not slices:
-                offset, limit = position - position % alignment, stop
-            end = min(last, limit)
-            slices.append(Slice(tensor, position - offset, position - first, end - position))
-            position = end
-            if len(slices) == _MANY_SLICES:
-                # Many small tensors leave half of the slot free, to be laid out in.
-                half = offset + (stop - start) // 2 // alignment * alignment
-                limit = min(limit, half) if end <= half else limit
-    if slices:
-        spans.append(_span(offset, end, alignment, slices))
-    return spans
-
-
-def _whole_tensors(
-    records: Sequence[Record], slot_bytes: int, alignment: int
-) -> Iterator[list[Span]]:
+    if not whole_tensors:
+        for span in plan_spans(records, slot_bytes, alignment):
+            yield [span]
+        return
     first = 0
     for number, record in enumerate(records, start=1):
         following = records[number].nbytes if number < len(records) else 2 * slot_bytes
@@ -193,7 +117,7 @@ def _whole_tensors(
 
 
 def plan_spans(
-    records: Sequence[Record], slot_bytes: int, alignment: int, first: int = 0
+    records: Iterable[Record], slot_bytes: int, alignment: int, first: int = 0
 ) -> Iterator[Span]:
     """Plan the reads that bring the given tensors of one shard.
 
@@ -206,9 +130,29 @@ def plan_spans(
     Yields:
         Spans in file order, which do not overlap: no byte of the file is read twice.
     """
-    windows = _Windows(records, slot_bytes, alignment, first)
-    for number in range(len(windows)):
-        yield from windows[number]
+    slices: list[Slice] = []
+    offset = end = window_end = 0
+    for tensor, record in enumerate(records, start=first):
+        position = record.start
+        while position < record.end:
+            # A piece joins the open span when it begins on pages that the span reads anyway.
+            joins = position < window_end and position <= round_up(end, alignment)
+            if not joins:
+                if slices:
+                    yield _span(offset, end, alignment, slices)
+                offset, slices = position // alignment * alignment, []
+                window_end = position // slot_bytes * slot_bytes + slot_bytes
+            end = min(record.end, window_end)
+            slices.append(
+                Slice(tensor, position - offset, position - record.start, end - position)
+            )
+            position = end
+            if len(slices) == _MANY_SLICES:
+                # Many small tensors leave half of the slot free, to be laid out in.
+                half = offset + slot_bytes // 2 // alignment * alignment
+                window_end = min(window_end, half) if end <= half else window_end
+    if slices:
+        yield _span(offset, end, alignment, slices)
 
 
 def _span(offset: int, end: int, alignment: int, slices: list[Slice]) -> Span:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.checkpoint.header import Record
-    from weightload.plan import Batches, Span
+    from weightload.plan import Span
     from weightload.routes import Route
 
 
@@ -22,7 +22,8 @@ class ShardWork(NamedTuple):
         addresses: device address of each one's first byte.
         route: how to read it.
         direct_alignment: what direct reads need, in bytes; None where there are none.
-        batches: what to read; each batch by one thread, in order.
+        batches: what to read, planned when it is asked for; each batch by one thread, in
+            order.
     """
 
     shard: Shard
@@ -30,7 +31,7 @@ class ShardWork(NamedTuple):
     addresses: Sequence[int]
     route: Route
     direct_alignment: int | None
-    batches: Batches
+    batches: Iterable[Sequence[Span]]
 
 
 class Count(Protocol):

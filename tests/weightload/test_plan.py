@@ -74,23 +74,6 @@ def test_spans_are_aligned_fit_a_slot_and_never_overlap(
         read_to = span.offset + span.nbytes
 
 
-@given(
-    start=EDGES,
-    pieces=st.lists(st.tuples(st.one_of(EDGES, st.integers(1, 60)), st.booleans()), max_size=60),
-    slot_pages=st.integers(1, 5),
-)
-def test_windows_planned_one_by_one_are_the_whole_plan(
-    start: int, pieces: list[tuple[int, bool]], slot_pages: int
-) -> None:
-    """Readers that plan a window each, in any order, read just what one plan of all would."""
-    records = records_from(start, pieces)
-    slot_bytes = slot_pages * ALIGNMENT
-    windows = plan_batches(records, slot_bytes, ALIGNMENT, whole_tensors=False)
-    backwards = [windows[number] for number in reversed(range(len(windows)))]
-    planned = [span for window in reversed(backwards) for span in window]
-    assert planned == list(plan_spans(records, slot_bytes, ALIGNMENT))
-
-
 @given(start=EDGES, pieces=PIECES, slot_pages=st.integers(1, 5))
 def test_batches_of_whole_tensors_hold_whole_tensors(
     start: int, pieces: list[tuple[int, bool]], slot_pages: int
@@ -99,8 +82,7 @@ def test_batches_of_whole_tensors_hold_whole_tensors(
     records = records_from(start, pieces)
     slot_bytes = slot_pages * ALIGNMENT
     delivered = [0] * len(records)
-    batches = plan_batches(records, slot_bytes, ALIGNMENT, whole_tensors=True)
-    for batch in (batches[number] for number in range(len(batches))):
+    for batch in plan_batches(records, slot_bytes, ALIGNMENT, whole_tensors=True):
         for piece in (piece for span in batch for piece in span.slices):
             assert piece.tensor_offset == delivered[piece.tensor]
             delivered[piece.tensor] += piece.nbytes

@@ -24,9 +24,9 @@ def test_a_quick_call_goes_to_its_function_and_reports_its_code() -> None:
         return 400 * (len(calls) - 1)
 
     driver = Driver(FakeCuda(), {"cuEventRecord": record})
-    driver.quick("cuEventRecord", 1, 2)
+    driver.quick("cuEventRecord")(1, 2)
     with pytest.raises(weightload.DriverError, match="CUDA_ERROR_INVALID_HANDLE") as caught:
-        driver.quick("cuEventRecord", 3, 4)
+        driver.quick("cuEventRecord")(3, 4)
     assert calls == [(1, 2), (3, 4)]
     assert caught.value.call == "cuEventRecord"
 
@@ -47,5 +47,5 @@ def test_only_an_event_that_has_not_run_is_waited_for(code: int, waits: int) -> 
 def test_what_has_no_quick_form_is_called_as_always() -> None:
     """The fake and a recorder see every call."""
     fake = FakeCuda()
-    Driver(fake).quick("cuInit", 0)
+    Driver(fake).quick("cuInit")(0)
     assert [record["call"] for record in fake.journal.records()] == ["cuInit"]

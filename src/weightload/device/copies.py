@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weightload.device.packing import lay_out, runs
@@ -30,7 +31,8 @@ class Copies:
     def __init__(self, driver: Driver, stream: int, *, pinned: bool, spaced: bool) -> None:
         """Copy on `stream`; copies from memory that is not pinned may block."""
         self.call = driver.call
-        self._copy_call = driver.quick if pinned else driver.call
+        name = "cuMemcpyHtoDAsync"
+        self._copy = driver.quick(name) if pinned else partial(driver.call, name)
         self.stream = stream
         self.spaced = spaced
         self.unfinished = False
@@ -50,8 +52,8 @@ class Copies:
             DriverError: a copy could not be queued.
         """
         for piece in span.slices:
-            address = addresses[piece.tensor] + piece.tensor_offset
-            self._copy(address, source + piece.slot_offset, piece.nbytes)
+            target = addresses[piece.tensor] + piece.tensor_offset
+            self._copy(target, source + piece.slot_offset, piece.nbytes, self.stream)
         return len(span.slices)
 
     def queue_from_slot(self, span: Span, slot: Slot, addresses: Sequence[int]) -> int:
@@ -80,19 +82,17 @@ class Copies:
             count += 1
             if len(run.slices) == 1:
                 piece = run.slices[0]
-                self._copy(run.address, slot.address + piece.slot_offset, piece.nbytes)
+                source = slot.address + piece.slot_offset
+                self._copy(run.address, source, piece.nbytes, self.stream)
                 continue
             if position + run.nbytes > len(slot.bytes_view):
                 self.call("cuEventRecord", slot.event, self.stream)
                 self.call("cuEventSynchronize", slot.event)
                 position = first
             lay_out(run, addresses, slot.bytes_view, position)
-            self._copy(run.address, slot.address + position, run.nbytes)
+            self._copy(run.address, slot.address + position, run.nbytes, self.stream)
             position = round_up(position + run.nbytes, DEVICE_ALIGNMENT_BYTES)
         return count
-
-    def _copy(self, target: int, source: int, nbytes: int) -> None:
-        self._copy_call("cuMemcpyHtoDAsync", target, source, nbytes, self.stream)
 
     def finish(self) -> None:
         """Wait for every copy on the stream.

@@ -7,6 +7,7 @@ object when an asynchronous call returns, long before the copy has run.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightload.device.quick import quick_calls
@@ -68,6 +69,7 @@ class Driver:
     ) -> None:
         self.cu = cu
         self._quick = quick or {}
+        self._query = self._quick.get("cuEventQuery")
 
     def call(self, name: str, *arguments: int) -> Any:  # noqa: ANN401 - see above
         """Call one entry point.
@@ -94,19 +96,22 @@ class Driver:
             raise DriverError(name, int(result), self._name_of(result))
         return _unpacked(values)
 
-    def quick(self, name: str, *arguments: int) -> None:
-        """Call an entry point that returns at once and gives no value; see `device.quick`.
+    def quick(self, name: str) -> Callable[..., None]:
+        """An entry point that returns at once and gives no value; see `device.quick`.
 
-        Raises:
-            DriverError: the result was not CUDA_SUCCESS.
+        Returns:
+            A function of ints, which raises DriverError if the result is not CUDA_SUCCESS.
         """
         function = self._quick.get(name)
         if function is None:
-            self.call(name, *arguments)
-            return
-        code = function(*arguments)
-        if code:
-            raise DriverError(name, code, self._name_of(self.cu.CUresult(code)))
+            return partial(self.call, name)
+
+        def checked(*arguments: int) -> None:
+            code = function(*arguments)
+            if code:
+                raise DriverError(name, code, self._name_of(self.cu.CUresult(code)))
+
+        return checked
 
     def await_event(self, event: int) -> None:
         """Wait for an event; Python's lock is let go of only when there is something to wait for.
@@ -114,7 +119,7 @@ class Driver:
         Raises:
             DriverError: the wait failed.
         """
-        query = self._quick.get("cuEventQuery")
+        query = self._query
         # Whatever is not success, an error too, is what waiting will find as well.
         if query is None or query(event):
             self.call("cuEventSynchronize", event)

@@ -67,6 +67,7 @@ class Ring:
             DriverError: an event could not be made; the memory was given back.
         """
         self._driver = driver
+        self._record = driver.quick("cuEventRecord")
         self.memory = memory
         self.slot_bytes = slot_bytes
         self.quarantined: list[Slot] = []
@@ -152,7 +153,7 @@ class Ring:
             DriverError: the event could not be recorded; the slot is quarantined.
         """
         try:
-            self._driver.quick("cuEventRecord", slot.event, stream)
+            self._record(slot.event, stream)
         except DriverError:
             self.quarantine(slot)
             raise

@@ -49,14 +49,20 @@ class ShardReader:
             ReadError: the file ended early or the device failed.
             DirectRefusedError: O_DIRECT turned out not to work on this file.
         """
+        # Padding is read only where the alignment of direct reads demands it.
+        end = span.nbytes if self._alignment else span.wanted_end
         done = calls = 0
         while done < span.wanted_end:
-            got = self._read(span, target, done)
+            position = span.offset + done
+            try:
+                got = self._system.read(self._descriptor, target[done:end], position)
+            except OSError as error:
+                raise self._failure(error, position) from error
             calls += 1
             if got <= 0:
                 raise ReadError(
-                    f"{self._shard.name} ended at byte {span.offset + done}, inside tensor "
-                    f"{self._tensor_at(span.offset + done)!r}; the file was cut while it was "
+                    f"{self._shard.name} ended at byte {position}, inside tensor "
+                    f"{self._tensor_at(position)!r}; the file was cut while it was "
                     f"being loaded, download it again."
                 )
             reached = done + got
@@ -67,19 +73,13 @@ class ShardReader:
             done = reached
         return calls
 
-    def _read(self, span: Span, target: memoryview, done: int) -> int:
-        try:
-            # Padding is read only where the alignment of direct reads demands it.
-            end = span.nbytes if self._alignment else span.wanted_end
-            return self._system.read(self._descriptor, target[done:end], span.offset + done)
-        except OSError as error:
-            if self._alignment and error.errno == errno.EINVAL:
-                raise DirectRefusedError from error
-            raise ReadError(
-                f"{self._shard.name} could not be read at byte {span.offset + done}, inside "
-                f"tensor {self._tensor_at(span.offset + done)!r}: {error.strerror}; "
-                f"check the disk."
-            ) from error
+    def _failure(self, error: OSError, position: int) -> Exception:
+        if self._alignment and error.errno == errno.EINVAL:
+            return DirectRefusedError()
+        return ReadError(
+            f"{self._shard.name} could not be read at byte {position}, inside tensor "
+            f"{self._tensor_at(position)!r}: {error.strerror}; check the disk."
+        )
 
     def _tensor_at(self, position: int) -> str:
         for record in self._shard.header.records:
