@@ -9,7 +9,6 @@ is an error unless it is allowed by name.
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +19,9 @@ from weightload.load import load
 from weightload.models.check import check_complete, check_weights, count_copies
 from weightload.models.fallback import why_not_config, why_not_keywords
 from weightload.models.families import read_ahead_layers
+from weightload.models.meta import NoMetaInit
 from weightload.models.recipe import check_class, concrete, is_auto, read_config
 from weightload.models.report import ModelReport
-from weightload.models.samples import prepared
 from weightload.models.source import HUB_DEFAULTS, locate, weights_of
 from weightload.models.weights import LazyWeights, read_back
 from weightload.routes import check_route
@@ -206,9 +205,7 @@ class _Call:
         generation_config = rest.pop("generation_config", None)
         trust = rest.get("trust_remote_code")
         placement = self._placement()
-        device = placement.get("device_map")
-        sampling = prepared(torch.device(device)) if device else nullcontext()
-        with report.phase("build"), sampling:
+        with report.phase("build"), NoMetaInit():
             found, config = concrete(self.model_class, config, rest)
             weights = LazyWeights(files, lambda: self._upload(files))
             model, info = found.from_pretrained(

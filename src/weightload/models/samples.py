@@ -1,46 +1,27 @@
 """Whether weights were written again after they were uploaded, seen from samples.
 
 Models have come back random with nothing said, because initialisation ran after the
-weights were in place. It rewrites whole tensors, so one byte of every 256 is enough to
-see it, and comparing those costs next to nothing beside the upload.
+weights were in place. It rewrites whole tensors, so one byte of every so many is enough
+to see it, and comparing those costs next to nothing beside the upload.
 """
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
 
+from weightload.device.driver import real_driver
+from weightload.device.strided import queue_strided_copy
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 # Tensors stand this far apart on the device, so that none is without a sample.
 _STEP_BYTES = 256
-# Above 16 GiB of weights the samples are taken further apart instead of growing.
-_SAMPLES_MAX = 64 << 20
-
-
-@contextmanager
-def prepared(device: torch.device) -> Iterator[None]:
-    """Fetch the device's code for samples beside whatever the body does first.
-
-    A device fetches the code of an operation when it is first used: on an H200 that took
-    40 to 70 ms for the few that are needed here, and the samples of 4 GB less than 3 ms.
-    """
-    thread = threading.Thread(target=_use_once, args=(device,), name="weightload-samples")
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
-def _use_once(device: torch.device) -> None:
-    # Whatever fails here fails again where the samples are taken, and is told there.
-    with suppress(Exception):
-        Samples({"once": torch.zeros(2 * _STEP_BYTES, dtype=torch.uint8, device=device)}).changed()
+# Of more weights than 2 GiB the samples are taken further apart instead of growing; a
+# tensor smaller than the step may then be without one.
+_SAMPLES_MAX = 8 << 20
 
 
 class Samples:
@@ -51,6 +32,9 @@ class Samples:
 
         Args:
             tensors: by name; kept alive as long as this.
+
+        Raises:
+            DriverError: the device failed.
         """
         self._tensors = dict(tensors)
         wholes = {
@@ -59,18 +43,24 @@ class Samples:
         total = sum(whole.numel() for whole in wholes.values())
         self._step = _STEP_BYTES * max(1, -(-total // (_SAMPLES_MAX * _STEP_BYTES)))
         self._wholes = {place: whole for place, whole in wholes.items() if whole.numel()}
-        self._before = {
-            place: whole[:: self._step].clone() for place, whole in self._wholes.items()
-        }
+        self._before = self._taken()
 
     def changed(self) -> list[str]:
-        """Names of the tensors whose samples are others now."""
+        """Names of the tensors whose samples are others now.
+
+        Raises:
+            DriverError: the device failed.
+        """
         written = {
-            place: whole[:: self._step] != self._before[place]
-            for place, whole in self._wholes.items()
-            if not torch.equal(whole[:: self._step], self._before[place])
+            place: now != self._before[place]
+            for place, now in self._taken().items()
+            if not torch.equal(now, self._before[place])
         }
         return [name for name, tensor in self._tensors.items() if self._is_in(tensor, written)]
+
+    def _taken(self) -> dict[int, torch.Tensor]:
+        """The samples of each storage, on the CPU."""
+        return {place: _sampled(whole, self._step) for place, whole in self._wholes.items()}
 
     def _is_in(self, tensor: torch.Tensor, written: Mapping[int, torch.Tensor]) -> bool:
         marks = written.get(tensor.untyped_storage().data_ptr())
@@ -85,3 +75,17 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor's storage."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+
+
+def _sampled(whole: torch.Tensor, step: int) -> torch.Tensor:
+    """One byte of every `step`, on the CPU; in the order of torch's current stream."""
+    if whole.device.type != "cuda":
+        return whole[::step].clone()
+    count = -(-whole.numel() // step)
+    gathered = torch.empty(count, dtype=torch.uint8, device=whole.device)
+    stream = torch.cuda.current_stream(whole.device).cuda_stream
+    with torch.cuda.device(whole.device):
+        queue_strided_copy(
+            real_driver(), whole.data_ptr(), step, gathered.data_ptr(), count, stream
+        )
+    return gathered.cpu()
