@@ -155,7 +155,7 @@ def load_memory(
                     if copies.unfinished:
                         abandon(kept.pop_all())
                     raise
-                tensors = dict(destination.tensors())
+                tensors = destination.tensors()
                 staging.close()
             # Nothing was asked of the operating system.
             report.read_bytes = 0
@@ -177,7 +177,7 @@ def _records(memory: Sequence[HostMemory]) -> list[Record]:
 def _work(records: Sequence[Record], addresses: Sequence[int]) -> ShardWork:
     total = records[-1].end if records else 0
     shard = Shard("host memory", -1, Identity(0, 0, total, 0), Header(tuple(records), {}, 0))
-    batches = plan_batches(records, SLOT_BYTES, 1, whole_tensors=False)
+    batches = list(plan_batches(records, SLOT_BYTES, 1, whole_tensors=False))
     return ShardWork(shard, records, addresses, "host", None, batches)
 
 

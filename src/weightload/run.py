@@ -37,7 +37,7 @@ from weightload.plan import plan_batches
 from weightload.release import ReleaseQueue, resident_bytes
 from weightload.routes import AUTO, STAGED_ROUTES, check_device, decide
 from weightload.staged import StagedCarrier
-from weightload.upload import Carrier, Stop, Upload
+from weightload.upload import Stop, Upload
 from weightload.work import ShardWork
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ class Run:
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
+        with report.phase("plan"), collector_held_off():
+            work = list(self._work(selection, destination))
+            tensors = destination.tensors()
         ring = None
         if reservation is not None:
             with report.phase("reserve"):
@@ -172,6 +175,7 @@ class Run:
         copies = Copies(
             self.seam, stream, pinned=report.pinned_bytes > 0, spaced=destination.spaced
         )
+        carriers = [self._carrier(item, ring, copies, staging) for item in work]
         ahead = self._read_ahead(selection)
         upload = Upload(
             gpu,
@@ -183,21 +187,10 @@ class Run:
             reached=ahead.advance if ahead else None,
         )
         self.stop.attach(upload)
-        work: list[ShardWork] = []
-        tensors: dict[str, Any] = {}
-
-        def carriers() -> Iterator[Carrier]:
-            for item in self._work(selection, destination):
-                work.append(item)
-                yield self._carrier(item, ring, copies, staging)
-
-        def make_tensors() -> None:
-            tensors.update(upload.paced(destination.tensors()))
-
         with report.phase("stream"):
             try:
                 with ahead or nullcontext(), self._hashing(ring):
-                    upload.run(carriers(), self._threads_for(selection), make_tensors)
+                    upload.run(carriers, self._threads_for(selection))
             except BaseException:
                 if copies.unfinished:
                     abandon(kept.pop_all())
@@ -242,7 +235,7 @@ class Run:
         self.report.limits = limits | {"fraction_reached": reached / min(limits.values())}
 
     def _work(self, selection: Selection, destination: Destination) -> Iterator[ShardWork]:
-        """Give each shard, when it is due, its route, its plan and its tensors' addresses."""
+        """Give each shard its route, its plan and its tensors' addresses."""
         addresses = iter(destination.addresses)
         for shard, records in selection.shards:
             decision = decide(self.route, shard, self.system)
@@ -251,11 +244,13 @@ class Run:
             alignment = self.system.direct_alignment(shard.descriptor)
             if alignment is not None and alignment > RING_ALIGNMENT_BYTES:
                 alignment = None
-            batches = plan_batches(
-                records,
-                self.slot_bytes if staged else WINDOW_BYTES,
-                (alignment if staged else None) or self.system.page_bytes,
-                whole_tensors=self.verifier is not None,
+            batches = list(
+                plan_batches(
+                    records,
+                    self.slot_bytes if staged else WINDOW_BYTES,
+                    (alignment if staged else None) or self.system.page_bytes,
+                    whole_tensors=self.verifier is not None,
+                )
             )
             ours = list(islice(addresses, len(records)))
             yield ShardWork(shard, records, ours, decision.route, alignment, batches)

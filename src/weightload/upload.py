@@ -2,26 +2,23 @@
 
 Each thread takes the next batch and brings its spans in order; through the ring,
 reading one span overlaps copying the others, and the slots are the only bound on
-bytes in flight. The threads begin when the first batches are planned, and the caller's
-thread plans the others beside them, a few at a time: whoever works on in Python for
-milliseconds keeps every reader that comes back from a read waiting for Python's lock, and
-then the link stands idle. The first error stops the others at their next batch; it is the
-one that is raised, and every thread is joined and every copy awaited before it is.
+bytes in flight. Everything is planned before the first thread begins, and nobody works
+beside the threads: whoever does, in Python, keeps readers that come back from a read
+waiting for Python's lock, and then the link stands idle. The first error stops the others
+at their next batch; it is the one that is raised, and every thread is joined and every
+copy awaited before it is.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from itertools import islice
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
 
 from weightload.errors import DriverError
-from weightload.host.collector import collector_held_off
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.device.copies import Copies
@@ -32,14 +29,6 @@ if TYPE_CHECKING:
     from weightload.routes import Route
     from weightload.verify import BatchHasher, Verifier
     from weightload.work import Count, ShardWork
-
-_T = TypeVar("_T")
-# Planned before the first thread begins: some reads for each.
-_BATCHES_BEFOREHAND = 64
-# Then so many at a time, which takes some 50 microseconds; a pause is as long as it takes
-# a thread to wake, so that one that waits for Python's lock does get it.
-_ITEMS_AT_ONCE = 16
-_PAUSE_S = 1e-4
 
 
 class Carrier(Protocol):
@@ -91,73 +80,45 @@ class Upload:
         self._first_error: BaseException | None = None
         self._moved_bytes = 0
         self._large_bytes = 0
-        # Batches, and at the end None for every thread.
-        self._waiting: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._readers: list[threading.Thread] = []
+        # A deque's ends may be used from several threads without a lock.
+        self._waiting: deque[_Batch] = deque()
 
-    def run(
-        self,
-        carriers: Iterable[Carrier],
-        threads: int,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> None:
+    def run(self, carriers: Iterable[Carrier], threads: int) -> None:
         """Bring every span to the device and wait until all of it is there.
 
         Args:
-            carriers: one per shard, in loading order; each is asked for when it is due.
+            carriers: one per shard, in loading order.
             threads: reader threads.
-            meanwhile: called once, when every batch is waiting for the threads; what takes
-                it long should be `paced`.
 
         Raises:
             WeightloadError: the first error of any thread.
         """
-        batches = self._batches(carriers, threads)
+        self._waiting.extend(self._in_order(carriers, threads))
+        started: list[threading.Thread] = []
         try:
-            with collector_held_off():
-                self._feed(islice(batches, _BATCHES_BEFOREHAND))
-                self._start(threads)
-                self._feed(self.paced(batches))
-                meanwhile()
+            for number in range(threads):
+                reader = threading.Thread(target=self._drain, name=f"weightload-{number}")
+                reader.start()
+                started.append(reader)
         except BaseException as error:
             self.stop(error)
             raise
         finally:
-            for _ in self._readers:
-                self._waiting.put(None)
-            for reader in self._readers:
+            for reader in started:
                 reader.join()
             self._settle()
         if self._first_error is not None:
             raise self._first_error
 
-    def paced(self, items: Iterable[_T]) -> Iterator[_T]:
-        """The items, with pauses while readers are at work, which then get Python's lock."""
-        for number, item in enumerate(items, start=1):
-            yield item
-            if not number % _ITEMS_AT_ONCE and any(map(_is_alive, self._readers)):
-                time.sleep(_PAUSE_S)
-
-    def _start(self, threads: int) -> None:
-        for number in range(threads):
-            reader = threading.Thread(target=self._drain, name=f"weightload-{number}")
-            reader.start()
-            self._readers.append(reader)
-
-    def _feed(self, batches: Iterable[_Batch]) -> None:
-        for batch in batches:
-            self._waiting.put(batch)
-
-    def _batches(self, carriers: Iterable[Carrier], threads: int) -> Iterator[_Batch]:
-        """Every batch, planned when it is asked for; with digests the largest first."""
-        batches = ((carrier, batch) for carrier in carriers for batch in carrier.work.batches)
-        if self._verifier is None:
-            return batches
-        # The largest first, so that no thread is left hashing it alone at the end.
-        ordered = sorted(batches, key=_batch_bytes, reverse=True)
-        # Half of a thread's share: a batch beyond it would decide when the last one ends.
-        self._large_bytes = sum(map(_batch_bytes, ordered)) // (2 * threads)
-        return iter(ordered)
+    def _in_order(self, carriers: Iterable[Carrier], threads: int) -> list[_Batch]:
+        """Every batch in loading order; with digests the largest first."""
+        batches = [(carrier, batch) for carrier in carriers for batch in carrier.work.batches]
+        if self._verifier is not None:
+            # The largest first, so that no thread is left hashing it alone at the end.
+            batches.sort(key=_batch_bytes, reverse=True)
+            # Half of a thread's share: a batch beyond it would decide when the last one ends.
+            self._large_bytes = sum(map(_batch_bytes, batches)) // (2 * threads)
+        return batches
 
     def stop(self, error: BaseException) -> None:
         """Have the readers stop at their next batch; the first error is the one that is raised."""
@@ -181,12 +142,18 @@ class Upload:
         tally = _Tally(self._on_moved if self._progress is not None else None)
         try:
             with self._device.current():
-                while (item := self._waiting.get()) is not None and self._first_error is None:
+                while self._first_error is None and (item := self._next()) is not None:
                     self._bring(*item, tally)
         except BaseException as error:  # noqa: BLE001 - a thread must hand every error over
             self.stop(error)
         with self._lock:
             tally.add_to(self._report)
+
+    def _next(self) -> _Batch | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
 
     def _bring(self, carrier: Carrier, batch: Sequence[Span], tally: _Tally) -> None:
         if self._verifier is None:
@@ -259,10 +226,6 @@ class _Tally:
         report.copies += self._copies
         for route, nbytes in self._route_bytes.items():
             report.route_bytes[route] = report.route_bytes.get(route, 0) + nbytes
-
-
-def _is_alive(thread: threading.Thread) -> bool:
-    return thread.is_alive()
 
 
 def _batch_bytes(item: _Batch) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from weightload.checkpoint.folder import Shard
     from weightload.checkpoint.header import Record
@@ -22,8 +22,7 @@ class ShardWork(NamedTuple):
         addresses: device address of each one's first byte.
         route: how to read it.
         direct_alignment: what direct reads need, in bytes; None where there are none.
-        batches: what to read, planned when it is asked for; each batch by one thread, in
-            order.
+        batches: what to read; each batch by one thread, in order.
     """
 
     shard: Shard
@@ -31,7 +30,7 @@ class ShardWork(NamedTuple):
     addresses: Sequence[int]
     route: Route
     direct_alignment: int | None
-    batches: Iterable[Sequence[Span]]
+    batches: Sequence[Sequence[Span]]
 
 
 class Count(Protocol):

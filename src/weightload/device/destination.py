@@ -17,7 +17,7 @@ from weightload.errors import DeviceMemoryError, UsageError
 from weightload.plan import DEVICE_ALIGNMENT_BYTES, plan_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -71,8 +71,8 @@ class Destination(Protocol):
     def ready(self, stream: int) -> None:
         """Make `stream` wait until the memory may be written."""
 
-    def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Every record's name and its tensor, made when it is asked for."""
+    def tensors(self) -> dict[str, Any]:
+        """One tensor per record, by name."""
 
     def release(self) -> None:
         """Give the memory back."""
@@ -107,10 +107,12 @@ class DriverDestination:
     def ready(self, stream: int) -> None:
         """Nothing to wait for: fresh driver memory has no earlier user."""
 
-    def tensors(self) -> Iterator[tuple[str, DeviceTensor]]:
-        """Every record's name and its `DeviceTensor`."""
-        for record, address in zip(self._records, self.addresses, strict=True):
-            yield record.name, DeviceTensor(address, record.nbytes, record.dtype, record.shape)
+    def tensors(self) -> dict[str, DeviceTensor]:
+        """One `DeviceTensor` per record."""
+        return {
+            record.name: DeviceTensor(address, record.nbytes, record.dtype, record.shape)
+            for record, address in zip(self._records, self.addresses, strict=True)
+        }
 
     def release(self) -> None:
         """Free the slabs; a second call does nothing.
@@ -196,13 +198,14 @@ class TorchDestination:
         """Order `stream` behind torch's: its memory may have a user queued there."""
         _order_behind_torch(self._device, stream)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every record's name and its torch tensor, over its slab.
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """One torch tensor per record, over its slab.
 
         F4 and F6 come out as the raw bytes, `uint8` of one dimension: torch has no
         type that counts their elements as the format does.
         """
         typed: dict[tuple[int, str], torch.Tensor] = {}
+        tensors = {}
         for record, place in zip(self._records, self._places, strict=True):
             name = TORCH_NAMES.get(record.dtype)
             key = place.slab, name or "uint8"
@@ -211,8 +214,10 @@ class TorchDestination:
                 whole = self._slabs[place.slab].view(getattr(self._torch, key[1]))
                 typed[key] = whole
             shape = record.shape if name else (record.nbytes,)
-            offset = place.offset // whole.itemsize
-            yield record.name, whole.as_strided(shape, _strides(shape), offset)
+            tensors[record.name] = whole.as_strided(
+                shape, _strides(shape), place.offset // whole.itemsize
+            )
+        return tensors
 
     def release(self) -> None:
         """Drop the slabs: their memory lives on in the tensors that were handed out."""
@@ -257,9 +262,9 @@ class CallerDestination:
         if self._torch_owned:
             _order_behind_torch(self._device, stream)
 
-    def tensors(self) -> Iterator[tuple[str, Any]]:
+    def tensors(self) -> dict[str, Any]:
         """The caller's own tensors."""
-        return iter(self._into.items())
+        return dict(self._into)
 
     def release(self) -> None:
         """Nothing to give back: the memory is the caller's."""

@@ -1,8 +1,8 @@
-"""Every so many bytes of device memory, brought together by the copy engine.
+"""A few bytes of every so many of device memory, brought together by the driver's own copy.
 
 A kernel would do it as well, but the device fetches a kernel's code when it is first used:
-for the few operations of torch's that this takes, that was 40 to 70 ms on an H200, beside
-the 1 ms that the copy takes.
+for the few operations of torch's that this takes, that was 40 to 70 ms on an H200. The
+driver's copy of 4 bytes of every 1024, of 4 GB, took 0.6 ms there; of single bytes 15 ms.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weightload.device.driver import Driver
 
+PIECE_BYTES = 4
+
 
 def queue_strided_copy(
     driver: Driver, source: int, step_bytes: int, target: int, count: int, stream: int
 ) -> None:
-    """Queue a copy of one byte of every `step_bytes`, from device memory to device memory.
+    """Queue a copy of the first bytes of every step, from device memory to device memory.
 
     Args:
         driver: the real driver.
         source: device address of the first byte to take.
-        step_bytes: from one byte that is taken to the next.
-        target: device address of `count` bytes, which are written side by side.
-        count: bytes to take.
+        step_bytes: from one piece that is taken to the next.
+        target: device address of `count` pieces, which are written side by side.
+        count: pieces to take, of `PIECE_BYTES` each.
         stream: where to queue it.
 
     Raises:
@@ -33,6 +35,6 @@ def queue_strided_copy(
     shape: Any = cu.CUDA_MEMCPY2D()
     shape.srcMemoryType = shape.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
     shape.srcDevice, shape.srcPitch = source, step_bytes
-    shape.dstDevice, shape.dstPitch = target, 1
-    shape.WidthInBytes, shape.Height = 1, count
+    shape.dstDevice, shape.dstPitch = target, PIECE_BYTES
+    shape.WidthInBytes, shape.Height = PIECE_BYTES, count
     driver.call("cuMemcpy2DAsync", shape, stream)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
+_INITIALISERS = frozenset(each for each in vars(torch.nn.init).values() if callable(each))
+
+
 class NoMetaInit(TorchFunctionMode):
     """In its body, `torch.nn.init` leaves meta tensors as they are."""
 
@@ -29,7 +32,7 @@ class NoMetaInit(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401 - whatever the function gives
         """Call the function, or return its tensor as it is."""
         named = kwargs or {}
-        if getattr(func, "__module__", None) == torch.nn.init.__name__:
+        if func in _INITIALISERS:
             tensor = args[0] if args else named.get("tensor")
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 return tensor

@@ -1,7 +1,7 @@
 """Whether weights were written again after they were uploaded, seen from samples.
 
 Models have come back random with nothing said, because initialisation ran after the
-weights were in place. It rewrites whole tensors, so one byte of every so many is enough
+weights were in place. It rewrites whole tensors, so a few bytes of every so many are enough
 to see it, and comparing those costs next to nothing beside the upload.
 """
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from weightload.device.driver import real_driver
-from weightload.device.strided import queue_strided_copy
+from weightload.device.strided import PIECE_BYTES, queue_strided_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Tensors stand this far apart on the device, so that none is without a sample.
 _STEP_BYTES = 256
-# Of more weights than 2 GiB the samples are taken further apart instead of growing; a
+# Of more weights than 512 MiB the samples are taken further apart instead of growing; a
 # tensor smaller than the step may then be without one.
-_SAMPLES_MAX = 8 << 20
+_SAMPLES_MAX = 2 << 20
 
 
 class Samples:
@@ -78,14 +78,19 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sampled(whole: torch.Tensor, step: int) -> torch.Tensor:
-    """One byte of every `step`, on the CPU; in the order of torch's current stream."""
+    """The samples of one storage, on the CPU; in the order of torch's current stream.
+
+    Returns:
+        One number for each step: a byte, or the bytes of a piece. From a device there is
+        none for a last step that is shorter than a piece.
+    """
     if whole.device.type != "cuda":
         return whole[::step].clone()
-    count = -(-whole.numel() // step)
-    gathered = torch.empty(count, dtype=torch.uint8, device=whole.device)
-    stream = torch.cuda.current_stream(whole.device).cuda_stream
-    with torch.cuda.device(whole.device):
-        queue_strided_copy(
-            real_driver(), whole.data_ptr(), step, gathered.data_ptr(), count, stream
-        )
+    count = (whole.numel() + step - PIECE_BYTES) // step
+    gathered = torch.empty(count, dtype=torch.int32, device=whole.device)
+    if count:
+        stream = torch.cuda.current_stream(whole.device).cuda_stream
+        places = whole.data_ptr(), step, gathered.data_ptr(), count
+        with torch.cuda.device(whole.device):
+            queue_strided_copy(real_driver(), *places, stream)
     return gathered.cpu()
