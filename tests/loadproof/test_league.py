@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
+from fixtures.models import FAMILIES
 from loadproof.cli import app
 from loadproof.doctor import Finding, examine
 from loadproof.errors import ArmError
@@ -26,6 +29,28 @@ def league(checkpoint: Path, out: Path, loaders: str, *more: str) -> tuple[int, 
     options = [f"--loaders={loaders}", f"--checkpoint={checkpoint}", f"--out={out}"]
     done = CliRunner().invoke(app, ["compare", *options, "--blocks=1", "--seed=1", *more])
     return done.exit_code, done.output
+
+
+_LOADED_AFTER_PREPARING = """
+import sys
+from pathlib import Path
+from loadproof.loaders import LOADERS
+peer = LOADERS[sys.argv[1]]
+peer.prepare(sys.argv[2])
+before = set(sys.modules)
+assert peer.load(Path(sys.argv[2]), "cpu")
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.parametrize("name", ["safetensors", "safetensors-cpu", "transformers"])
+def test_what_a_loader_imports_is_imported_before_the_clock(name: str, tmp_path: Path) -> None:
+    """A prepared load imports nothing more, so that no peer is called slow for its imports."""
+    FAMILIES["llama"].write(tmp_path)
+    command = [sys.executable, "-c", _LOADED_AFTER_PREPARING, name, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
 
 
 def test_our_routes_stand_in_a_league(checkpoint: Path, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ with that default. The peers are extras: each is imported where it is used.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,11 +29,26 @@ class Peer(NamedTuple):
         requirement: the distribution that brings it.
         load: `load(folder, device, **options)`.
         module: the package whose files are the loader.
+        imports: what is imported before that; a peer's library may need torch's to be there.
+        of_models: whether it makes a model of transformers, whose code it imports as well.
     """
 
     requirement: str
     load: Callable[..., Any]
     module: str
+    imports: tuple[str, ...] = ()
+    of_models: bool = False
+
+    def prepare(self, checkpoint: str) -> None:
+        """Import everything that the load of this checkpoint needs.
+
+        A program imports once and for all; inside the clock, an import of some seconds
+        would be called slow loading.
+        """
+        for name in (*self.imports, self.module):
+            importlib.import_module(name)
+        if self.of_models:
+            _import_model_code(checkpoint)
 
     def options(self) -> tuple[str, ...]:
         """The keywords that this loader knows; `*` when it knows its own."""
@@ -53,6 +70,15 @@ class Peer(NamedTuple):
         if driver is not None:
             raise DeviceError(f"{self.module} needs a CUDA GPU and cannot load onto the fake one.")
         return self.load(Path(checkpoint), device, **options)
+
+
+def _import_model_code(checkpoint: str) -> None:
+    """Import the code of the model's family, if it is one of transformers' own."""
+    from transformers import AutoConfig  # noqa: PLC0415 - heavy
+
+    family = type(AutoConfig.from_pretrained(checkpoint)).__module__
+    with suppress(ImportError):
+        importlib.import_module(family.replace("configuration_", "modeling_"))
 
 
 def _shards(folder: Path) -> list[str]:
@@ -171,18 +197,29 @@ def _touch(folder: Path, device: str) -> Tensors:
     return tensors
 
 
+_TORCH = ("torch",)
+_TORCH_FILES = ("torch", "safetensors.torch")
+_MODELS = ("torch", "transformers.models.auto.modeling_auto")
+
 PEERS = {
-    "safetensors": Peer("safetensors", _safetensors, "safetensors"),
-    "safetensors-cpu": Peer("safetensors", _safetensors_cpu, "safetensors"),
-    "safetensors-prefetch": Peer("safetensors>=0.9.0rc1", _safetensors_prefetch, "safetensors"),
-    "transformers": Peer("transformers", _transformers, "transformers"),
-    "gb10-load-llm": Peer("gb10-load-llm", _gb10_load_llm, "gb10_load_llm"),
-    "fastsafetensors": Peer("fastsafetensors", _fastsafetensors, "fastsafetensors"),
-    "instanttensor": Peer("instanttensor", _instanttensor, "instanttensor"),
-    "instanttensor-direct": Peer("instanttensor", _instanttensor_direct, "instanttensor"),
-    "runai": Peer("runai-model-streamer", _runai, "runai_model_streamer"),
-    "touch": Peer("gb10-load-llm", _touch, "gb10_load_llm"),
+    "safetensors": Peer("safetensors", _safetensors, "safetensors", _TORCH_FILES),
+    "safetensors-cpu": Peer("safetensors", _safetensors_cpu, "safetensors", _TORCH_FILES),
+    "safetensors-prefetch": Peer(
+        "safetensors>=0.9.0rc1", _safetensors_prefetch, "safetensors", _TORCH_FILES
+    ),
+    "transformers": Peer("transformers", _transformers, "transformers", _MODELS, of_models=True),
+    "gb10-load-llm": Peer(
+        "gb10-load-llm", _gb10_load_llm, "gb10_load_llm", _MODELS, of_models=True
+    ),
+    "fastsafetensors": Peer("fastsafetensors", _fastsafetensors, "fastsafetensors", _TORCH),
+    "instanttensor": Peer("instanttensor", _instanttensor, "instanttensor", _TORCH),
+    "instanttensor-direct": Peer("instanttensor", _instanttensor_direct, "instanttensor", _TORCH),
+    "runai": Peer("runai-model-streamer", _runai, "runai_model_streamer", _TORCH),
+    "touch": Peer("gb10-load-llm", _touch, "gb10_load_llm", _TORCH_FILES),
 }
 
 # Ours beside them, as it is installed here.
-LOADERS = {"weightload": Peer("loadproof", _weightload, "weightload"), **PEERS}
+LOADERS = {
+    "weightload": Peer("loadproof", _weightload, "weightload", ("weightload.load",)),
+    **PEERS,
+}

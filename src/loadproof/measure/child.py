@@ -287,10 +287,7 @@ def _named_loader(request: Request) -> tuple[Callable[..., Any], str]:
     from loadproof.loaders import LOADERS  # noqa: PLC0415 -- other legs do without
 
     peer = LOADERS[request.entry]
-    if peer.module != "weightload":
-        # A peer's library may need torch's to be loaded before it.
-        importlib.import_module("torch")
-    importlib.import_module(peer.module)
+    peer.prepare(request.checkpoint)
     digest = _proven(package_folder(peer.module), request.digest)
     return peer.as_loader, digest
 
