@@ -66,6 +66,7 @@ def plan() -> TrialPlan:
     """A plan whose checkpoint and arms lie in this user's home."""
     revision = Revision(spoken="main", commit="c" * 40, tree="d" * 40, branch=None, dirty=False)
     arm = Arm(revision=revision, entry="weightload:load", digest="sha256:" + "a" * 64)
+    smaller = msgspec.structs.replace(arm, options={"slot_count": 2})
     truth = TensorDigest(name="t", dtype="F32", shape=(2,), nbytes=8, sha256="b" * 64, crc32=1)
     return TrialPlan(
         policy=load_policy("rehearsal"),
@@ -76,7 +77,7 @@ def plan() -> TrialPlan:
         shards=(Path.home() / "model" / "model.safetensors",),
         truth=Manifest((truth,)),
         baseline=InstalledArm(arm, str(Path.home() / "a")),
-        candidate=InstalledArm(arm, str(Path.home() / "b")),
+        candidate=InstalledArm(smaller, str(Path.home() / "b")),
     )
 
 
@@ -249,6 +250,22 @@ def test_a_hash_leg_on_another_device_leaves_no_class() -> None:
     assert [each.code for each in made.conclusion.reasons] == ["device-changed"]
 
 
+def test_a_trial_of_no_known_device_does_not_say_which_it_lacked() -> None:
+    """Whether there was a GPU is not known where no leg got that far, or two disagree."""
+    failed = Trial(legs=[leg("hash", "A", outcome=Failure("leg-killed", "It was killed."))])
+    mixed = trial()
+    _with(mixed, 0, device=msgspec.structs.replace(FAKE, fake=False))
+    for seen, said in ((failed, "no leg came so far"), (mixed, "one and the same device")):
+        made = receipt(seen).predicate
+        assert made.device_class == "unknown"
+        assert not any("no GPU" in each.why or "elsewhere" in each.why for each in made.not_run)
+        (why,) = [each.why for each in made.not_run if each.what == "anything about a GPU"]
+        assert said in why
+    rehearsed = {each.what: each.why for each in receipt().predicate.not_run}
+    assert rehearsed["time on a GPU"] == "no GPU: copies ran in host memory"
+    assert "anything about a GB10" in rehearsed
+
+
 def identities(baseline: LoaderIdentity, candidate: LoaderIdentity) -> Trial:
     """A trial of programs that say this of themselves."""
     seen = trial()
@@ -306,13 +323,52 @@ def test_a_cold_start_that_is_not_proven_is_inconclusive() -> None:
     assert [each.code for each in conclusion.reasons] == ["cache-unproven"]
 
 
-def test_a_candidate_that_doubles_memory_fails() -> None:
-    """Private copies of the checkpoint's pages are a failure with a name, and outrank time."""
+@pytest.mark.parametrize(
+    ("seconds", "word"), [(0.8, "gain"), (1.0, "no-gain"), (1.25, "regression")]
+)
+def test_equal_arms_neither_gain_nor_regress(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, word: str
+) -> None:
+    """Code that beats itself is noise or a fault of the harness; that it is equal, is believed."""
+    monkeypatch.setitem(SECONDS, "B", seconds)
+    asked = plan()
+    assert conclude(asked, trial(), "no-regression").verdict.outcome == word
+    same = msgspec.structs.replace(asked, candidate=asked.baseline)
+    conclusion = conclude(same, trial(), "no-regression")
+    if word == "no-gain":
+        assert (conclusion.verdict.outcome, conclusion.answer) == ("no-gain", "proven")
+        return
+    assert (conclusion.verdict.outcome, conclusion.answer) == ("inconclusive", "inconclusive")
+    assert [each.code for each in conclusion.reasons] == ["same-code-differs"]
+    assert "as A and as B" in conclusion.reasons[0].sentence
+    made = make_receipt(same, trial(), conclusion, describe_environment())
+    assert decode(encode(made)) == made
+
+
+def test_a_receipt_of_equal_arms_that_says_gain_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever edits the arms to be one and leaves the word gain is found out."""
+    monkeypatch.setitem(SECONDS, "B", 0.8)
+    data: Any = json.loads(encode(receipt()))
+    assert data["predicate"]["conclusion"]["verdict"]["outcome"] == "gain"
+    data["predicate"]["arms"]["B"] = data["predicate"]["arms"]["A"]
+    with pytest.raises(ReceiptError, match="run as A and as B, differed"):
+        decode(json.dumps(data).encode())
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.0, 1.25])
+def test_a_candidate_that_doubles_memory_fails(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Private copies of the checkpoint's pages are a failure with a name, and leave no gain."""
+    monkeypatch.setitem(SECONDS, "B", seconds)
     seen = trial()
     doubled = msgspec.structs.replace(seen.legs[0].memory, checkpoint_anonymous_bytes=8)
     seen.legs.insert(1, leg("hash", "B", memory=doubled))
     conclusion = conclude(plan(), seen, "no-regression")
     assert (conclusion.answer, conclusion.reasons[0].code) == ("failed", "pages-copied")
+    assert (conclusion.verdict.outcome, conclusion.verdict.sound) == ("inconclusive", False)
 
 
 def test_a_failed_leg_is_inconclusive_and_its_paths_are_cut() -> None:

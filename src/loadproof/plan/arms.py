@@ -73,6 +73,15 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     versions: dict[str, str] = {}
     options: dict[str, Any] = {}
 
+    def is_same_code(self, other: Arm) -> bool:
+        """Whether another arm would run the very same code in the very same way."""
+        return (self.digest, self.entry, self.command, self.options) == (
+            other.digest,
+            other.entry,
+            other.command,
+            other.options,
+        )
+
 
 class InstalledArm(msgspec.Struct, frozen=True):
     """An arm, and the folder that a leg puts first on its path; None for a named loader."""

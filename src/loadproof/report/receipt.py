@@ -237,11 +237,7 @@ def _tensor_lines(plan: TrialPlan, trial: Trial) -> Iterator[TensorLine]:
 def _not_shown(plan: TrialPlan, trial: Trial) -> tuple[NotRun, ...]:
     """Say which claims this trial cannot support, because of where and how it ran."""
     found = class_of_legs(trial.legs)
-    missing = []
-    if found != "gb10":
-        missing.append(NotRun("anything about a GB10", "no GB10: this trial ran elsewhere"))
-    if found in {"rehearsal", "unknown"}:
-        missing.append(NotRun("time on a GPU", "no GPU: copies ran in host memory"))
+    missing = [*_not_on_hardware(trial, found)]
     if any(each.arm.command is not None for each in (plan.baseline, plan.candidate)):
         missing.append(
             NotRun(
@@ -275,6 +271,19 @@ def _not_shown(plan: TrialPlan, trial: Trial) -> tuple[NotRun, ...]:
     if refused is not None:
         missing.append(NotRun("the GPU's clocks, power and temperature", refused))
     return tuple(missing)
+
+
+def _not_on_hardware(trial: Trial, found: str) -> Iterator[NotRun]:
+    """Say of which hardware a trial of this class says nothing."""
+    if found == "unknown":
+        why = "its legs did not all run on one and the same device"
+        if device_of_legs(trial.legs) is None:
+            why = "no leg came so far as to say what it ran on"
+        yield NotRun("anything about a GPU", why)
+    elif found == "rehearsal":
+        yield NotRun("time on a GPU", "no GPU: copies ran in host memory")
+    if found not in {"unknown", "gb10"}:
+        yield NotRun("anything about a GB10", "no GB10: this trial ran elsewhere")
 
 
 def _partly_audited(plan: TrialPlan, trial: Trial) -> Iterator[NotRun]:
