@@ -8,12 +8,14 @@ code differs.  Two arms with the same git tree share one installation.
 
 from __future__ import annotations
 
+import compileall
 import importlib.metadata
 import importlib.util
 import re
 import shutil
 import subprocess
 import urllib.parse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from packaging.requirements import Requirement
 import weightload
 from loadproof.errors import ArmError
 from loadproof.loaders import LOADERS
-from loadproof.plan.identity import package_digest, package_folder
+from loadproof.plan.identity import COMPILED, package_digest, package_folder
 from loadproof.plan.project import OURS, Project, fill
 from loadproof.plan.revisions import Repository, Revision
 
@@ -218,6 +220,7 @@ def install(
         repository.export(revision, source)
         site.mkdir()
         _build(project, revision, source, site)
+        _compile_anew(site)
     code = _code(project, revision, site)
     arm = Arm(
         revision=revision,
@@ -228,6 +231,24 @@ def install(
         options=options or {},
     )
     return InstalledArm(arm, str(site))
+
+
+def _compile_anew(site: Path) -> None:
+    """Leave nothing compiled in a site but what its own files compile to.
+
+    Python may run a compiled file in the place of its source, and no digest covers those.  So
+    what a build brings along goes, and each file is compiled here: before the first leg, so that
+    what a load imports late is no more expensive in one leg than in another.
+    """
+    for folder in sorted(site.rglob(COMPILED)):
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink()
+    with warnings.catch_warnings():
+        # What a compiler has to say of an arm's code is not the trial's business.
+        warnings.simplefilter("ignore")
+        compileall.compile_dir(site, quiet=2)
 
 
 def _code(project: Project, revision: Revision, site: Path) -> Path:
