@@ -76,6 +76,15 @@ def load(checkpoint, *, device, driver):
         loaded[name] = Tensor(address, entry["dtype"], entry["shape"], len(data))
     return loaded
 """
+# A build that writes its process id and its child's into a file, whole, and then hangs.
+BUILD_AND_HANG = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])
+with open(sys.argv[1] + '.part', 'w') as file:
+    file.write(f'{os.getpid()} {child.pid}')
+os.rename(sys.argv[1] + '.part', sys.argv[1])
+child.wait()
+"""
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
 
 
@@ -370,6 +379,39 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     assert not leg.is_running()
     assert not (project / "out").exists()
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_end_during_a_build_leaves_nobody(
+    project: Path, checkpoint: Path, number: signal.Signals
+) -> None:
+    """Whatever ends the harness ends the build as well, and what the build had started."""
+    told = project.parent / "build"
+    build = json.dumps(["{python}", "-c", BUILD_AND_HANG, str(told), "{site}"])
+    (project / "loadproof.toml").write_text(f'entry = "weightload:load"\nbuild = {build}\n')
+    commit_all(project, "its build hangs")
+    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
+    program = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "loadproof"]
+    with subprocess.Popen(
+        [*program, "qualify", *options],
+        cwd=project,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as harness:
+        try:
+            builders = [psutil.Process(int(pid)) for pid in written(told).split()]
+            assert len(builders) == 2
+            os.kill(harness.pid, number)
+            _, said = harness.communicate(timeout=30)
+        finally:
+            harness.kill()
+    _, left = psutil.wait_procs(builders, timeout=30)
+    for each in left:
+        each.kill()
+    assert left == []
+    assert harness.returncode == (-number if number == signal.SIGKILL else 130)
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import importlib.metadata
 import importlib.util
 import re
 import shutil
-import subprocess
 import urllib.parse
 import warnings
 from pathlib import Path
@@ -25,6 +24,7 @@ from packaging.requirements import Requirement
 import weightload
 from loadproof.errors import ArmError
 from loadproof.loaders import LOADERS
+from loadproof.plan.build import run_build
 from loadproof.plan.identity import COMPILED, package_digest, package_folder
 from loadproof.plan.project import OURS, Project, fill
 from loadproof.plan.revisions import Repository, Revision
@@ -288,22 +288,11 @@ def _build(project: Project, revision: Revision, source: Path, site: Path) -> No
     if project.uses_pip() and importlib.util.find_spec("pip") is None:
         raise ArmError("Arms are installed by pip, and this environment has none; install pip.")
     try:
-        done = subprocess.run(
-            fill(project.build, source=source, site=site),
-            cwd=source,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        status, said = run_build(fill(project.build, source=source, site=site), source)
     except OSError as error:
-        raise ArmError(
-            f"The build {project.build[0]!r} cannot be run: {error.strerror}."
-        ) from error
-    if done.returncode == 0:
+        raise ArmError(f"No process can be started to build with: {error.strerror}.") from error
+    if status == 0:
         return
-    said = done.stderr + done.stdout
     if project.uses_pip() and ("BackendUnavailable" in said or "Cannot import" in said):
         raise ArmError(
             f"Revision {revision.spoken!r} cannot be built because its build backend is not "
