@@ -32,6 +32,7 @@ from loadproof.report.league import (
     render_league,
     render_league_page,
 )
+from loadproof.report.privacy import private_here, require_public_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,7 @@ def compare(job: LeagueJob, progress: Callable[[str, int, int], None]) -> League
     installed = {spoken: named_loader(spoken) for spoken in job.loaders}
     places = tensor_places(job.checkpoint)
     require_weights(job.checkpoint, places)
+    require_public_names(job.checkpoint, places)
     require_writable(job.out, WRITTEN)
     progress("hashing the checkpoint", 0, 0)
     setting = Setting(
@@ -94,20 +96,23 @@ def compare(job: LeagueJob, progress: Callable[[str, int, int], None]) -> League
     device = next(
         (each.outcome.device for each in league.legs if isinstance(each.outcome, Result)), None
     )
-    record = LeagueRecord(
-        type_=RECORD_TYPE,
-        device_class=device_class(device),
-        policy=policy,
-        blocks=setting.blocks,
-        seed=setting.seed,
-        cache=setting.cache,
-        device=device,
-        environment=describe_environment(),
-        checkpoint_bytes=setting.truth.nbytes(),
-        tensors=len(setting.truth.tensors),
-        standings=stand(league, setting.blocks, policy.confidence),
-        entries=tuple(league.entries),
-        legs=tuple(league.legs),
+    kept = (policy.name, *(each.name for each in places))
+    record = private_here(job.checkpoint, job.out, kept=kept).cleared(
+        LeagueRecord(
+            type_=RECORD_TYPE,
+            device_class=device_class(device),
+            policy=policy,
+            blocks=setting.blocks,
+            seed=setting.seed,
+            cache=setting.cache,
+            device=device,
+            environment=describe_environment(),
+            checkpoint_bytes=setting.truth.nbytes(),
+            tensors=len(setting.truth.tensors),
+            standings=stand(league, setting.blocks, policy.confidence),
+            entries=tuple(league.entries),
+            legs=tuple(league.legs),
+        )
     )
     files = {
         RECORD_NAME: encode_league(record),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 import socket
+import urllib.parse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadproof.errors import ReceiptError
@@ -42,7 +44,7 @@ from loadproof.plan.schedule import ARMS, mirrored_blocks
 from loadproof.report.consistency import device_class
 from loadproof.report.markdown import render
 from loadproof.report.page import render_page
-from loadproof.report.privacy import first_private_text, without_paths
+from loadproof.report.privacy import first_private_text, private_here, without_paths
 from loadproof.report.receipt import (
     Statement,
     decode,
@@ -50,6 +52,9 @@ from loadproof.report.receipt import (
     json_schema,
     make_receipt,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECONDS = {"A": 1.0, "A'": 1.001, "B": 1.0, "S": 1.2, "reference": 1.0}
 FAKE = DeviceFacts(
@@ -489,7 +494,87 @@ def test_a_gb10_is_one_by_its_attributes(change: dict[str, Any], expected: str) 
     assert device_class(msgspec.structs.replace(FAKE, **change)) == expected
 
 
-@given(st.text(max_size=60))
+# What somebody may call a folder: anything but a slash, in odd and ordinary letters.
+ODD = st.text(st.sampled_from(" '\",:;()[]{}<>=@~.%&#!\\|`*-_éß漢🙂a0"), max_size=8)
+FOLDERS = st.lists(ODD.map(lambda odd: f"Secret{odd}qZ"), min_size=1, max_size=3)
+SENTENCES: dict[str, Callable[[str], str]] = {
+    "bare": lambda path: f"{path}: it broke",
+    "more slashes": lambda path: f"3/4 of {path} (model.bin) and/or model.bin",
+    "an OSError": lambda path: str(FileNotFoundError(2, "No such file or directory", path)),
+    "two names": lambda path: str(OSError(18, "Invalid link", path, None, path)),
+    "quoted": lambda path: f'cannot open "{path}" (is it there?)',
+    "bytes": lambda path: f"{path.encode()!r}",
+    "JSON": lambda path: json.dumps({"path": path}),
+    "URL": lambda path: f"at file://{urllib.parse.quote(path)}, see https://example.org/a/b",
+    "local URL": lambda path: f"<sqlite:///{path}>",
+    "list": lambda path: f"PATH={path}:{path}",
+    "call": lambda path: f"load(checkpoint={path})",
+    "home": lambda path: f"~somebody{path} and ~{path}",
+    "colon": lambda path: f"it was:{path}",
+}
+
+
+@given(FOLDERS, st.sampled_from(sorted(SENTENCES)))
+def test_no_folder_of_an_unknown_path_is_left(folders: list[str], how: str) -> None:
+    """Whatever its folders are called and however it is quoted, only its last part is left."""
+    cut = without_paths(SENTENCES[how]("/" + "/".join([*folders, "deep", "model.bin"])))
+    assert "Secret" not in cut
+    assert "deep" not in cut
+    assert "model.bin" in cut
+
+
+@given(FOLDERS, st.sampled_from(sorted(SENTENCES)), st.sampled_from(["", "/model.bin"]))
+@example(["Secret"], "bytes", "")
+def test_no_known_place_is_left(folders: list[str], how: str, inside: str) -> None:
+    """What is known is taken out though it ends the path, holds newlines or follows a letter."""
+    place = "/" + "/".join(f"{each}\n \u2028" for each in folders)
+    private = private_here(Path(place))
+    cut = private.cleared((SENTENCES[how](place + inside), f"x{place}"))
+    assert "Secret" not in "".join(cut)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"C:\Users\Secret Name\model.bin",
+        r"'D:\\Secret, Inc.\\a (b)\\model.bin'",
+        r"\\Secret\share\some where\model.bin",
+        "C:/Secret Name/a/model.bin",
+        r"C:\Users\Secret",
+        "/home/Secret: it broke",
+        "/Users/Secret",
+        "file:///Secret/",
+        "file:/home/Secret/model.bin",
+        "git+file:///home/Secret/model.bin",
+        "//server/Secret/model.bin",
+        "~Secret/model.bin",
+    ],
+)
+def test_other_spellings_of_places_are_cut_too(text: str) -> None:
+    """Those of another system, of a network, of a URL, and somebody's home itself."""
+    assert "Secret" not in without_paths(text)
+
+
+def test_the_user_and_the_host_are_taken_out_of_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sentences, and of what loaders report; a word of ours stays, though a user has it."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu17.example.org")
+    monkeypatch.setattr(getpass, "getuser", lambda: "warm")
+    private = private_here(kept=["warm up"])
+    said = {
+        "sentence": "warm@gpu17 (gpu17.example.org) is no warmer than gpu170",
+        "state": "warm",
+        "tensor": "warm up",
+        "report": {"host": "gpu17", "warm": 1, "of /a/b/c": 2, "of /d/c": 3},
+    }
+    assert private.cleared_json(said) == {
+        "sentence": "<...>@<...> (<...>) is no warmer than gpu170",
+        "state": "warm",
+        "tensor": "warm up",
+        "report": {"host": "<...>", "<...>": 1, "of <...>/c": 2, "of <...>/c again": 3},
+    }
+
+
+@given(st.text(max_size=60) | st.text("/ab .:~\\'\"<>(,){}\n", max_size=30))
 def test_paths_are_cut_to_their_last_part(text: str) -> None:
     """Whatever the text, what is left names no place, and cutting twice changes nothing."""
     cut = without_paths(text)

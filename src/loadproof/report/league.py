@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -17,7 +17,7 @@ from loadproof.measure.legs import Leg
 from loadproof.measure.messages import DeviceFacts
 from loadproof.plan.policy import Policy
 from loadproof.report.page import can_draw, document, plot, table
-from loadproof.report.privacy import first_private_text, without_paths
+from loadproof.report.privacy import first_private_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,16 +71,15 @@ class LeagueRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def encode_league(record: LeagueRecord) -> bytes:
-    """Return a record's text, free of places on this machine.
+    """Return a record's text.
 
     Raises:
         ReceiptError: Something that names one would be in it.
     """
-    cleaned: Any = without_paths(msgspec.to_builtins(record))
-    found = first_private_text(cleaned)
+    found = first_private_text(msgspec.to_builtins(record))
     if found is not None:
         raise ReceiptError(f"This record would name a place on a machine: {found!r}.")
-    return msgspec.json.format(msgspec.json.encode(cleaned), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
 def decode_league(text: bytes) -> LeagueRecord:
