@@ -85,6 +85,10 @@ with open(sys.argv[1] + '.part', 'w') as file:
 os.rename(sys.argv[1] + '.part', sys.argv[1])
 child.wait()
 """
+NAMES_A_FILE = """
+def load(folder, **_):
+    raise OSError(2, "Gone", folder + "/a secret/of mine.bin")
+"""
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
 
 
@@ -216,6 +220,42 @@ def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) ->
     assert predicate["conclusion"]["weights"] == "unknown"
     assert predicate["not_run"][0]["what"] == "controls and timing"
     assert "Traceback" in (project / "out" / "failed-leg.txt").read_text()
+
+
+def test_no_word_of_an_odd_place_is_in_what_is_written(
+    tmp_path: Path, project: Path, checkpoint: Path
+) -> None:
+    """Where a run reads and writes is not told, though its folders have spaces and quotes."""
+    odd = checkpoint.rename(tmp_path / "Mine, it's (no) [secret]: é")
+    moved = project.rename(tmp_path / "Mine too; secret")
+    (moved / "weightload" / "__init__.py").write_text(NAMES_A_FILE)
+    commit_all(moved, "it names a file")
+    assert qualify(moved, odd).returncode == 3
+    for name in ("receipt.json", "report.md", "report.html"):
+        text = (moved / "out" / name).read_text("utf-8")
+        assert "[Errno 2] Gone: " in text
+        assert "mine.bin" in text
+        assert "secret" not in text
+        assert "Mine" not in text
+
+
+@pytest.mark.parametrize("name", ["/home/x/weight", "/a b/c", r"C:\x\y", "~x/y", "file:///x"])
+def test_a_tensor_called_like_a_place_is_told_at_once(
+    project: Path, tmp_path: Path, filling: Callable[[int], Path], name: str
+) -> None:
+    """Its name could not be in a receipt, so not one leg runs and no arm is installed."""
+    legs = filling(1)
+    write_checkpoint(tmp_path / "odd", [[Tensor(name, "F32", (3,))]], seed=1)
+    refuses(qualify(project, tmp_path / "odd"), project, "reads like a place on a machine")
+    loaders = ["--loaders=weightload", f"--checkpoint={tmp_path / 'odd'}", "--out=out"]
+    refuses(command(project, "compare", *loaders), project, "reads like a place on a machine")
+    assert list(legs.iterdir()) == []
+
+
+def test_arms_that_differ_only_in_a_folder_are_told(project: Path, checkpoint: Path) -> None:
+    """A receipt could not tell them apart, and would take them for the same code."""
+    arms = ["--baseline=main?cache=/data/one/x", "--candidate=main?cache=/data/two/x"]
+    refuses(qualify(project, checkpoint, *arms), project, "differ only in the folders")
 
 
 @pytest.fixture

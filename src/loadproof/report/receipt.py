@@ -221,9 +221,6 @@ def _tensor_lines(plan: TrialPlan, trial: Trial) -> Iterator[TensorLine]:
     first = plan.truth.tensors[:TENSORS_LISTED_MAX]
     more = [each for each in plan.truth.tensors[TENSORS_LISTED_MAX:] if each.name in wrong]
     for each in (*first, *more[:TENSORS_LISTED_MAX]):
-        # A name that reads like a place on the machine would be cut, and no longer be the name.
-        if first_private_text(each.name) is not None:
-            continue
         yield TensorLine(
             name=each.name,
             dtype=each.dtype,
