@@ -31,6 +31,7 @@ import weightload
 from loadproof.compare import RECORD_NAME, LeagueJob, compare
 from loadproof.doctor import examine
 from loadproof.errors import CheckpointError, LoadproofError
+from loadproof.given import GIVEN
 from loadproof.judge.conclusion import EXIT_STATUS
 from loadproof.measure.device import Device
 from loadproof.measure.digest import differences
@@ -42,6 +43,7 @@ from loadproof.qualify import Job, qualify
 from loadproof.receipt_cli import app as receipt_app
 from loadproof.report.league import HEADER, league_rows
 from loadproof.report.markdown import TIME_HEADER, headline, time_rows
+from loadproof.report.marks import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,12 +74,15 @@ app = typer.Typer(
 app.add_typer(receipt_app, name="receipt")
 _complain = Console(stderr=True, soft_wrap=True, highlight=False)
 
-_Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors.")]
+_Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors.", **GIVEN)]
 _Device = Annotated[str, typer.Option(help="fake, fake:PROFILE or cuda:N.")]
-_Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.")]
-_Project = Annotated[Path, typer.Option(help="The repository whose revisions are compared.")]
+_Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.", **GIVEN)]
+_Project = Annotated[
+    Path, typer.Option(help="The repository whose revisions are compared.", **GIVEN)
+]
 _ProjectFile = Annotated[
-    Path | None, typer.Option(help="How to build and call them. Default: its loadproof.toml.")
+    Path | None,
+    typer.Option(help="How to build and call them. Default: its loadproof.toml.", **GIVEN),
 ]
 _Baseline = Annotated[str, typer.Option(help="Revision or loader:NAME to compare with.")]
 _Candidate = Annotated[str, typer.Option(help="Revision, worktree or loader:NAME[?option=value].")]
@@ -132,7 +137,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
     route: _Route = "auto",
     cache: _Cache = "warm",
     sign_key: Annotated[
-        Path | None, typer.Option(help="Private key (PEM) to sign the receipt with.")
+        Path | None, typer.Option(help="Private key (PEM) to sign the receipt with.", **GIVEN)
     ] = None,
     changed_route: _Routes = None,
     served: Annotated[
@@ -176,7 +181,8 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
 def rehearse(  # noqa: PLR0913 -- see above
     *,
     checkpoint: Annotated[
-        Path | None, typer.Option(help=f"Default: the one in the package {REHEARSAL_PACKAGE}.")
+        Path | None,
+        typer.Option(help=f"Default: the one in the package {REHEARSAL_PACKAGE}.", **GIVEN),
     ] = None,
     out: _Out = Path("rehearsal"),
     baseline: _Baseline = "main",
@@ -248,7 +254,8 @@ def compare_command(
         console.print(table)
         for each in record.entries:
             if each.failure is not None:
-                console.print(f"{each.name}: {each.failure}", markup=False, soft_wrap=True)
+                said = one_line(f"{each.name}: {each.failure}")
+                console.print(said, markup=False, soft_wrap=True)
         console.print(f"Record: {out / RECORD_NAME}", markup=False, soft_wrap=True)
         if any(each.differences for each in record.entries):
             raise typer.Exit(EXIT_STATUS["failed"])
@@ -265,8 +272,10 @@ def protocol_command() -> None:
 @app.command()
 def doctor(
     *,
-    checkpoint: Annotated[Path | None, typer.Option(help="One to look at, too.")] = None,
-    folder: Annotated[Path, typer.Option(help="Where receipts and arms would be.")] = Path(),
+    checkpoint: Annotated[Path | None, typer.Option(help="One to look at, too.", **GIVEN)] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Where receipts and arms would be.", **GIVEN)
+    ] = Path(),
 ) -> None:
     """Say what this machine is, which routes it can take, and what would stop a qualification.
 
@@ -285,7 +294,7 @@ def doctor(
 
 @app.command()
 def load(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.", **GIVEN)],
     device: _Device = "fake",
     route: _Route = "auto",
     *,
@@ -304,7 +313,7 @@ def load(
 
 @app.command()
 def digest(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.", **GIVEN)],
     device: Annotated[
         str | None, typer.Option(help="Load there, read back, and compare with the files.")
     ] = None,
@@ -323,14 +332,16 @@ def digest(
             typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         else:
             for each in found.tensors:
-                typer.echo(f"{each.sha256}  {each.dtype} {list(each.shape)}  {each.name}")
+                name = one_line(each.name)
+                typer.echo(f"{each.sha256}  {each.dtype} {list(each.shape)}  {name}")
             typer.echo(
                 f"{found.digest()}  all {len(found.tensors)} tensors, {found.nbytes()} bytes"
             )
         wrong = differences(truth, found)
         if wrong:
             _complain.print(
-                f"{len(wrong)} tensors differ from the files, first {wrong[0].tensor}."
+                f"{len(wrong)} tensors differ from the files, first {wrong[0].tensor!r}.",
+                markup=False,
             )
             raise typer.Exit(EXIT_STATUS["failed"])
 
@@ -367,7 +378,8 @@ def _tell(qualified: Qualified) -> None:
         table.add_row(*row)
     console.print(table)
     for reason in conclusion.reasons:
-        console.print(f"{reason.code}: {reason.sentence}", markup=False, soft_wrap=True)
+        said = one_line(f"{reason.code}: {reason.sentence}")
+        console.print(said, markup=False, soft_wrap=True)
     console.print(f"Verdict: {headline(predicate)}.", style="bold", markup=False, soft_wrap=True)
     console.print(f"Required {conclusion.requirement}: {conclusion.answer}.", markup=False)
     places = {"Receipt": qualified.receipt, "Report": qualified.report}

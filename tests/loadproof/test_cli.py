@@ -210,6 +210,31 @@ def test_wrong_usage_ends_in_2(project: Path, arguments: list[str]) -> None:
     assert command(project, *arguments).returncode == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["qualify", "--baseline=main", "--checkpoint=CHECKPOINT", "--out="],
+        ["qualify", "--baseline=main", "--checkpoint=", "--out=out"],
+        ["qualify", "--baseline=main", "--checkpoint=CHECKPOINT", "--out=out", "--project="],
+        ["compare", "--loaders=weightload", "--checkpoint=CHECKPOINT", "--out="],
+        ["rehearse", "--out="],
+        ["digest", ""],
+        ["doctor", "--folder="],
+        ["receipt", "verify", ""],
+        ["receipt", "show", "none.json", "--html="],
+    ],
+)
+def test_an_empty_path_is_not_the_folder_we_are_in(
+    project: Path, checkpoint: Path, arguments: list[str]
+) -> None:
+    """A variable that is not set does not let a run be written over what is here."""
+    before = sorted(project.rglob("*"))
+    done = command(project, *(each.replace("CHECKPOINT", str(checkpoint)) for each in arguments))
+    assert done.returncode == 2
+    assert "it is empty; name a path" in done.stderr
+    assert sorted(project.rglob("*")) == before
+
+
 def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) -> None:
     """A leg that raises ends in 3 with a receipt that says why and proves nothing."""
     done = qualify(project, checkpoint)
@@ -514,6 +539,15 @@ def test_digest_and_load_agree(project: Path, checkpoint: Path) -> None:
     assert command(project, "load", str(checkpoint)).returncode == 0
     as_json = command(project, "digest", str(checkpoint), "--json")
     assert len(json.loads(as_json.stdout)["tensors"]) == 5
+
+
+def test_a_digest_is_one_line_a_tensor(project: Path, tmp_path: Path) -> None:
+    """A name with a line end, or with what speaks to a terminal, is told and not obeyed."""
+    names = ("a\nb", "\x1b[31mc")
+    write_checkpoint(tmp_path / "odd", [[Tensor(name, "F32", (3,)) for name in names]], seed=1)
+    said = command(project, "digest", str(tmp_path / "odd")).stdout
+    assert [line.split("  ")[2] for line in said.splitlines()[:2]] == [r"\x1b[31mc", r"a\nb"]
+    assert len(said.splitlines()) == 3
 
 
 @pytest.mark.parametrize("name", ["load", "digest"])

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from loadproof.errors import ReceiptError
 from loadproof.judge.conclusion import conclude
@@ -693,6 +694,66 @@ def test_a_race_in_a_serve_leg_forbids_a_verdict() -> None:
     conclusion = receipt(seen).predicate.conclusion
     assert [each.code for each in conclusion.reasons] == ["hazard"]
     assert "serve leg of A" in conclusion.reasons[0].sentence
+
+
+# Names that would be marks of a page, or speak to a terminal.
+SPEAKING = [
+    "a\n| b | c |\n# d",
+    "a|b",
+    "`a` ``b``",
+    "`",
+    "",
+    " ",
+    "<img src=x onerror=alert(1)>",
+    "</code><script>",
+    "[a](javascript:b)",
+    "**a** __b__ &lt; a\\",
+    "\x1b[31ma\u2028\u202eb",
+]
+
+
+@pytest.mark.parametrize("name", SPEAKING)
+def test_a_name_is_no_mark_of_a_page(name: str) -> None:
+    """Whatever a tensor or a leg's failure is called, pages have the lines and tags they had."""
+
+    def pages(called: str) -> tuple[str, str]:
+        named = TensorDigest(
+            name=called, dtype="F32", shape=(2,), nbytes=8, sha256="b" * 64, crc32=1
+        )
+        asked = msgspec.structs.replace(plan(), truth=Manifest((named,)))
+        seen = _of(asked.truth)
+        seen.controls = [
+            msgspec.structs.replace(each, tensor=called, blamed=(called,), seen=(called,))
+            for each in seen.controls
+        ]
+        wrong = (Difference(called, "bytes"),)
+        seen.weights[-1] = msgspec.structs.replace(
+            seen.weights[-1], differences=wrong, manifest="f" * 64
+        )
+        seen.legs[-1] = leg("time", "A", outcome=Failure(called, f"It is called {called}."))
+        seen.not_run.append(NotRun(called, called))
+        concluded = conclude(asked, seen, "no-regression")
+        made = make_receipt(asked, seen, concluded, describe_environment())
+        assert decode(encode(made)) == made
+        return render(made), render_page(made)
+
+    (text, page), (odd_text, odd_page) = pages("plain"), pages(name)
+    assert _marks(odd_text) == _marks(text)
+    assert _tags(odd_page) == _tags(page)
+    assert all(each.isprintable() for each in (odd_text + odd_page).replace("\n", ""))
+
+
+def _marks(text: str) -> list[str]:
+    """What CommonMark and tables make of a text, but for the words."""
+    found = []
+    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text):
+        inline = [each.type for each in token.children or () if not each.type.startswith("text")]
+        found += [token.type, *inline]
+    return found
+
+
+def _tags(page: str) -> list[str]:
+    return re.findall("<[a-z/!][^>]*>", page)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -16,7 +15,10 @@ from loadproof.measure.league import Entry
 from loadproof.measure.legs import Leg
 from loadproof.measure.messages import DeviceFacts
 from loadproof.plan.policy import Policy
-from loadproof.report.page import can_draw, document, plot, table
+from loadproof.report.markdown import table
+from loadproof.report.marks import HTML, MARKDOWN
+from loadproof.report.page import can_draw, document, plot
+from loadproof.report.page import table as html_table
 from loadproof.report.privacy import first_private_text
 
 if TYPE_CHECKING:
@@ -127,19 +129,19 @@ def league_rows(record: LeagueRecord) -> Iterator[tuple[str, ...]]:
 
 def render_league(record: LeagueRecord) -> str:
     """Return the league as Markdown."""
-    lines = [f"# Loaders on {record.device_class}\n", *_notes(record), ""]
-    lines += ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
-    lines += ["| " + " | ".join(row) + " |" for row in league_rows(record)]
-    lines += ["", *(f"- {each}" for each in _failures(record))]
+    text = MARKDOWN.text
+    lines = [f"# Loaders on {text(record.device_class)}\n", *map(text, _notes(record)), ""]
+    lines += table(HEADER, league_rows(record))
+    lines += ["", *(f"- {text(each)}" for each in _failures(record))]
     return "\n".join(lines) + "\n"
 
 
 def render_league_page(record: LeagueRecord) -> str:
     """Return the league as one self-contained page."""
     title = f"Loaders on {record.device_class}"
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    parts += [f"<p>{html.escape(each)}</p>" for each in _notes(record)]
-    parts.append(table(HEADER, league_rows(record), figures=range(1, len(HEADER))))
+    parts = [f"<h1>{HTML.text(title)}</h1>"]
+    parts += [f"<p>{HTML.text(each)}</p>" for each in _notes(record)]
+    parts.append(html_table(HEADER, league_rows(record), figures=range(1, len(HEADER))))
     timed = [each for each in record.standings if each.rates_gbs]
     if can_draw() and timed:
         from loadproof.report import plots  # noqa: PLC0415 -- only where matplotlib is
@@ -147,7 +149,7 @@ def render_league_page(record: LeagueRecord) -> str:
         bars = [plots.Bar(each.name, each.rates_gbs, _median_gbs(record, each)) for each in timed]
         parts.append(plot(plots.league(bars)))
     parts.append("<ul>")
-    parts += [f"<li>{html.escape(each)}</li>" for each in _failures(record)]
+    parts += [f"<li>{HTML.text(each)}</li>" for each in _failures(record)]
     parts.append("</ul>")
     return document(title, "\n".join(parts))
 
