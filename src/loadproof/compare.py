@@ -11,6 +11,7 @@ import msgspec
 from loadproof.errors import ArmError
 from loadproof.judge.standing import stand
 from loadproof.measure.cache_state import Wanted
+from loadproof.measure.device import require_device
 from loadproof.measure.environment import describe_environment
 from loadproof.measure.ground_truth import (
     file_manifest,
@@ -80,6 +81,7 @@ def compare(job: LeagueJob, progress: Callable[[str, int, int], None]) -> League
     places = tensor_places(job.checkpoint)
     require_weights(job.checkpoint, places)
     require_public_names(job.checkpoint, places)
+    require_device(job.device)
     require_writable(job.out, WRITTEN)
     progress("hashing the checkpoint", 0, 0)
     setting = Setting(

@@ -1,9 +1,9 @@
 """One qualification from end to end: plan, measure, judge, report.
 
-Everything that a person can get wrong is checked before the first leg: the policy, the
-checkpoint (by the independent reader), the routes, where the receipt goes and the key that
-signs it, both revisions, their installation.  The arms live in a temporary folder that is gone
-afterwards, however this ends.
+Everything that a person can get wrong is checked before an arm is installed, and that before the
+first leg: the policy, the checkpoint (by the independent reader), the device, where the receipt
+goes and the key that signs it, both revisions or loaders, the routes.  The arms live in a
+temporary folder that is gone afterwards, however this ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from loadproof.errors import ArmError, DeviceError, ServingError
 from loadproof.judge.conclusion import conclude
 from loadproof.judge.verdict import Requirement
 from loadproof.measure.cache_state import Wanted
+from loadproof.measure.device import require_device
 from loadproof.measure.environment import describe_environment
 from loadproof.measure.ground_truth import (
     file_manifest,
@@ -152,6 +153,7 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     places = tensor_places(job.checkpoint)
     require_weights(job.checkpoint, places)
     require_public_names(job.checkpoint, places)
+    require_device(job.device)
     require_writable(job.out, WRITTEN)
     if job.sign_key is not None:
         require_key(job.sign_key)
@@ -291,7 +293,7 @@ def _make_arms(
     chosen: list[InstalledArm | tuple[Revision, dict[str, Any]]] = []
     for spoken in (job.baseline, job.candidate):
         if spoken.startswith(LOADER_PREFIX):
-            chosen.append(named_loader(spoken.removeprefix(LOADER_PREFIX)))
+            chosen.append(named_loader(spoken.removeprefix(LOADER_PREFIX), job.options))
             continue
         name, options = split_options(spoken)
         repository = repository or Repository(job.project)

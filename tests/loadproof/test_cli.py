@@ -183,10 +183,16 @@ def test_a_detached_checkout(project: Path, checkpoint: Path) -> None:
     refuses(qualify(project, checkpoint), project, "--allow-detached")
 
 
-@pytest.mark.parametrize("device", ["gpu", "fake:nonsense", "cuda:99"])
-def test_a_device_that_is_not_here(project: Path, checkpoint: Path, device: str) -> None:
-    """A device by a wrong name, or one that is absent, is one sentence."""
+@pytest.mark.parametrize("device", ["gpu", "fake:nonsense", "cuda:99", "cuda:²", "fake:", ""])
+def test_a_device_that_is_not_here(
+    project: Path, checkpoint: Path, filling: Callable[[int], Path], device: str
+) -> None:
+    """A device by a wrong name, or one that is absent, is one sentence and no leg."""
+    legs = filling(1)
     refuses(qualify(project, checkpoint, f"--device={device}"), project, "loadproof: ")
+    loaders = ["--loaders=weightload", f"--checkpoint={checkpoint}", "--out=out"]
+    refuses(command(project, "compare", *loaders, f"--device={device}"), project, "loadproof: ")
+    assert list(legs.iterdir()) == []
 
 
 def test_served_output_of_a_checkpoint_without_a_model(project: Path, checkpoint: Path) -> None:
@@ -262,6 +268,46 @@ def test_no_word_of_an_odd_place_is_in_what_is_written(
         assert "mine.bin" in text
         assert "secret" not in text
         assert "Mine" not in text
+
+
+def test_nothing_is_built_for_a_run_that_cannot_be(
+    project: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Every slip in the words is told before an arm is installed, which may take minutes."""
+    built = tmp_path / "built"
+    build = json.dumps(["touch", str(built), "{site}/x"])
+    (project / "loadproof.toml").write_text(f'entry = "weightload:load"\nbuild = {build}\n')
+    commit_all(project, "its build leaves a trace")
+    other = tmp_path / "other"
+    write_checkpoint(other, [[Tensor(name, "F32", (3,))] for name in "abc"], seed=1)
+    (other / "model.safetensors.index.json").unlink()
+    (other / "model-00002-of-00003.safetensors").unlink()
+    for slip, said in (
+        ("--route=banana", "no route 'banana'"),
+        ("--changed-route=banana", "no route 'banana'"),
+        ("--candidate=main?route=banana", "no route 'banana'"),
+        ("--candidate=loader:banana", "no loader 'banana'"),
+        ("--candidate=loader:safetensors?speed=11", "no option 'speed'"),
+        ("--candidate=banana", "no revision 'banana'"),
+        ("--candidate=", "no revision ''"),
+        ("--device=banana", "'banana' is no device"),
+        ("--device=cuda:99", "loadproof: There is no"),
+        ("--policy=banana", "no policy 'banana'"),
+        ("--policy=", "no policy ''"),
+        ("--out=pyproject.toml", "Nothing can be written to"),
+        ("--out=/proc/loadproof", "Nothing can be written to"),
+        ("--sign-key=pyproject.toml", "cannot be used as a private key"),
+        ("--project-file=banana.toml", "cannot be read"),
+        (f"--checkpoint={tmp_path / 'project'}", "holds no .safetensors file"),
+        (f"--checkpoint={other}", "lacks 1 of its 3 shards, first model-00002-of-00003"),
+    ):
+        refuses(qualify(project, checkpoint, slip), project, said)
+        assert not built.exists(), slip
+    arms = ["--candidate=loader:safetensors", "--route=direct"]
+    refuses(qualify(project, checkpoint, *arms), project, "'safetensors' has no option 'route'")
+    assert not built.exists()
+    assert qualify(project, checkpoint).returncode == 2
+    assert built.exists()
 
 
 @pytest.mark.parametrize("name", ["/home/x/weight", "/a b/c", r"C:\x\y", "~x/y", "file:///x"])

@@ -30,7 +30,7 @@ from loadproof.plan.project import OURS, Project, fill
 from loadproof.plan.revisions import Repository, Revision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # Lines of a build, pip's mostly, that carry a reason: the end of a traceback, or a complaint
 # that is not just the name of the step that failed.
@@ -128,11 +128,12 @@ def require_route(route: object, *more: str) -> None:
         raise ArmError(f"weightload has no route {route!r}; it has: {known}.")
 
 
-def named_loader(spoken: str) -> InstalledArm:
+def named_loader(spoken: str, more: Mapping[str, Any] | None = None) -> InstalledArm:
     """Take a loader of ``loadproof.loaders`` that is installed here, with its options.
 
     Args:
         spoken: Such as ``fastsafetensors`` or ``weightload?route=direct``.
+        more: Options that every arm of the trial is given.
 
     Raises:
         ArmError: There is no such loader, it is not installed, or it knows no such option.
@@ -142,7 +143,7 @@ def named_loader(spoken: str) -> InstalledArm:
     if peer is None:
         raise ArmError(f"There is no loader {name!r}; the known ones are: {', '.join(LOADERS)}.")
     known = peer.options()
-    unknown = [key for key in options if key not in known and "*" not in known]
+    unknown = [key for key in {**options, **(more or {})} if key not in known and "*" not in known]
     if unknown:
         listed = ", ".join(known) or "none"
         raise ArmError(f"The loader {name!r} has no option {unknown[0]!r}; it has: {listed}.")
