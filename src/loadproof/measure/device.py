@@ -54,8 +54,9 @@ class _Found(NamedTuple):
     """A driver that was found, not yet asked for a context."""
 
     driver: Any
-    is_fake: bool
     ordinal: int
+    # The fake's; None on a GPU.
+    profile: str | None
 
 
 def require_device(spoken: str) -> None:
@@ -91,7 +92,8 @@ class Device:
         found = _find(spoken)
         ordinal = found.ordinal
         self._cu = found.driver
-        self._fake: Any = found.driver if found.is_fake else None
+        self._fake: Any = found.driver if found.profile else None
+        self._profile = found.profile
         self._poisoned: list[tuple[int, int]] = []
         self._with_torch = with_torch
         self.loader_device = f"cuda:{ordinal}"
@@ -358,9 +360,9 @@ def dtype_name(tensor: Any) -> str:  # noqa: ANN401 -- torch's tensor or the fak
 def _find(spoken: str) -> _Found:
     kind, colon, detail = spoken.partition(":")
     if kind == "fake" and bool(colon) == bool(detail):
-        return _Found(_open_fake(detail or "h200"), is_fake=True, ordinal=0)
+        return _Found(_open_fake(detail or "h200"), ordinal=0, profile=detail or "h200")
     if kind == "cuda" and detail.isdecimal():
-        return _Found(_open_binding(int(detail)), is_fake=False, ordinal=int(detail))
+        return _Found(_open_binding(int(detail)), ordinal=int(detail), profile=None)
     raise DeviceError(f"{spoken!r} is no device; say fake, fake:<profile> or cuda:<ordinal>.")
 
 
