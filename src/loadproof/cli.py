@@ -106,6 +106,11 @@ def main() -> None:
     """Run the command line; an end by SIGTERM is cleaned up after like Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        Path.cwd()
+    except OSError:
+        _complain.print("loadproof: The folder that this is run in is gone; change into another.")
+        sys.exit(LoadproofError.exit_status)
+    try:
         app()
     except SystemExit as end:
         # Both libraries that print end with 1 when nobody reads on, the help included.  SIGPIPE
@@ -322,6 +327,10 @@ def digest(
     as_json: _AsJson = False,
 ) -> None:
     """Print the digest of every tensor, as the files hold it or as a device does."""
+    if device is None and route != "auto":
+        raise typer.BadParameter(
+            "only a load takes a route; say --device too", param_hint="--route"
+        )
     with _errors_told():
         truth = found = file_manifest(tensor_places(checkpoint))
         if device is not None:

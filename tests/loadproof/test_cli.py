@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,7 +23,6 @@ from loadproof.qualify import WRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 PROJECT = """
 [build-system]
@@ -239,6 +239,65 @@ def test_an_empty_path_is_not_the_folder_we_are_in(
     assert done.returncode == 2
     assert "it is empty; name a path" in done.stderr
     assert sorted(project.rglob("*")) == before
+
+
+def test_a_folder_that_is_gone_is_told(project: Path, checkpoint: Path) -> None:
+    """Run in a folder that somebody has removed, every command is one sentence."""
+    code = (
+        "import os, sys\n"
+        "os.mkdir('gone')\n"
+        "os.chdir('gone')\n"
+        "os.rmdir('../gone')\n"
+        "from loadproof.cli import main\n"
+        "main()\n"
+    )
+    for arguments in (["doctor"], ["qualify", "--baseline=main", f"--checkpoint={checkpoint}"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments, "--folder=/tmp"],
+            cwd=project,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        refuses(done, project, "The folder that this is run in is gone")
+
+
+@pytest.mark.parametrize("folder", ["none/below/pyproject.toml", "pyproject.toml", "/proc"])
+def test_the_doctor_is_told_of_a_folder_that_takes_no_files(project: Path, folder: str) -> None:
+    """What the doctor tries in a folder cannot be tried in one like that."""
+    (project / "none").write_text("no folder")
+    refuses(command(project, "doctor", f"--folder={folder}"), project, "yours with --folder.")
+
+
+def test_a_digest_of_files_has_no_route(project: Path, checkpoint: Path) -> None:
+    """An option that would be ignored is refused."""
+    done = command(project, "digest", str(checkpoint), "--route=banana")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "say --device too" in done.stderr
+
+
+def test_a_path_that_is_not_utf8_is_told(project: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """A leg could not be told of it, nor by a link to it."""
+    odd = os.fsencode(tmp_path) + b"/odd-\xff"
+    checkpoint.rename(os.fsdecode(odd))
+    (tmp_path / "link").symlink_to(os.fsdecode(odd))
+    for each in (os.fsdecode(odd), tmp_path / "link"):
+        refuses(qualify(project, Path(each)), project, "bytes that are not UTF-8")
+    loaders = ["--loaders=weightload", f"--checkpoint={os.fsdecode(odd)}", "--out=out"]
+    done = command(project, "compare", *loaders)
+    refuses(done, project, r"odd-\xff holds bytes that are not UTF-8")
+
+
+def test_a_loader_may_quote_what_is_not_utf8(project: Path, checkpoint: Path) -> None:
+    """A name that it cannot open is in the receipt, its odd byte escaped."""
+    raises = (
+        "def load(*_, **__):\n    raise OSError(b'odd-\\xff'.decode(errors='surrogateescape'))\n"
+    )
+    (project / "weightload" / "__init__.py").write_text(raises)
+    commit_all(project, "it quotes")
+    assert qualify(project, checkpoint).returncode == 3
+    reasons = json.loads((project / "out" / "receipt.json").read_text())["predicate"]["conclusion"]
+    assert r"OSError: odd-\udcff" in json.dumps(reasons).replace("\\\\", "\\")
 
 
 def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) -> None:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-def require_writable(folder: Path, names: Sequence[str]) -> None:
+def require_writable(folder: Path, names: Sequence[str], option: str = "--out") -> None:
     """Try, before a run, whether its files could be written; leave nothing behind.
 
     Args:
         folder: Where they would be; it need not be there yet.
         names: What they would be called.
+        option: By which the folder is named.
 
     Raises:
         OutputError: They could not.
@@ -39,7 +40,7 @@ def require_writable(folder: Path, names: Sequence[str]) -> None:
     except OSError as error:
         raise OutputError(
             f"Nothing can be written to {folder}: {error.strerror}; "
-            "name a folder of yours with --out."
+            f"name a folder of yours with {option}."
         ) from error
     finally:
         for each in made:
@@ -48,7 +49,7 @@ def require_writable(folder: Path, names: Sequence[str]) -> None:
     if taken:
         raise OutputError(
             f"{folder / taken[0]} is a folder, and a file has to go there; "
-            "name another folder with --out."
+            f"name another folder with {option}."
         )
 
 
