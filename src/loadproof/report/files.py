@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
+# About what a receipt and its pages take: a disk that is full already is found before the run.
+_RUN_BYTES = 2 << 20
+
+
 def require_writable(folder: Path, names: Sequence[str], option: str = "--out") -> None:
     """Try, before a run, whether its files could be written; leave nothing behind.
 
@@ -34,8 +38,9 @@ def require_writable(folder: Path, names: Sequence[str], option: str = "--out") 
     made = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".loadproof-"):
-            pass
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".loadproof-") as file:
+            file.write(bytes(_RUN_BYTES))
+            file.flush()
         taken = [name for name in names if (folder / name).is_dir()]
     except OSError as error:
         raise OutputError(
