@@ -103,8 +103,11 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
-    """Run the command line; an end by SIGTERM is cleaned up after like Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Run the command line; SIGTERM, or a terminal that closes, is cleaned up after like Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Whoever started it with the signal ignored, as nohup does, meant it.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _interrupt)
     try:
         Path.cwd()
     except OSError:
@@ -120,6 +123,9 @@ def main() -> None:
         # What is still in the buffer would fail again, and loudly, when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(READER_GONE)
+    except KeyboardInterrupt:
+        # Before any command has begun, or after it.
+        sys.exit(INTERRUPTED)
     except Exception:  # noqa: BLE001 -- shown whole; it must not end like a refutation
         traceback.print_exc()
         sys.exit(DEFECT)

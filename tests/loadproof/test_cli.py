@@ -78,7 +78,8 @@ def load(checkpoint, *, device, driver):
 """
 # A build that writes its process id and its child's into a file, whole, and then hangs.
 BUILD_AND_HANG = """
-import os, subprocess, sys
+import os, subprocess, sys, tempfile
+tempfile.mkdtemp()
 child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])
 with open(sys.argv[1] + '.part', 'w') as file:
     file.write(f'{os.getpid()} {child.pid}')
@@ -89,6 +90,9 @@ NAMES_A_FILE = """
 def load(folder, **_):
     raise OSError(2, "Gone", folder + "/a secret/of mine.bin")
 """
+# A shell starts background jobs with SIGINT ignored, and nohup all with SIGHUP; the harness must
+# not inherit that.
+INTERRUPTIBLE = ("env", "--default-signal=INT", "--default-signal=HUP")
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
 
 
@@ -530,11 +534,11 @@ def test_the_help_lists_every_exit_status(project: Path) -> None:
         assert re.search(rf"\b{status}\b", listed), status
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_in_a_leg_leaves_nothing(
     project: Path, checkpoint: Path, number: signal.Signals
 ) -> None:
-    """Ctrl-C or a kill ends the leg too; no receipt, no temporary folder, status 130."""
+    """Ctrl-C, a kill or a lost terminal ends the leg too; no receipt, no temporary folder, status 130."""
     told = project.parent / "leg"
     source = TELL_AND_HANG.format(path=str(told))
     (project / "weightload" / "__init__.py").write_text(source)
@@ -542,8 +546,7 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     scratch = project.parent / "scratch"
     scratch.mkdir()
     options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
-    # A shell starts background jobs with SIGINT ignored; the harness must not inherit that.
-    program = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "loadproof"]
+    program = [*INTERRUPTIBLE, sys.executable, "-P", "-m", "loadproof"]
     with subprocess.Popen(
         [*program, "qualify", *options],
         cwd=project,
@@ -565,6 +568,28 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     assert list(scratch.iterdir()) == []
 
 
+def test_an_interruption_of_the_imports_is_quiet(project: Path) -> None:
+    """Ctrl-C before the command line is there ends it by that signal, with no traceback."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from loadproof.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [*INTERRUPTIBLE, sys.executable, "-P", "-c", code, "doctor"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_during_a_build_leaves_nobody(
     project: Path, checkpoint: Path, number: signal.Signals
@@ -575,13 +600,16 @@ def test_an_end_during_a_build_leaves_nobody(
     (project / "loadproof.toml").write_text(f'entry = "weightload:load"\nbuild = {build}\n')
     commit_all(project, "its build hangs")
     options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
-    program = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "loadproof"]
+    program = [*INTERRUPTIBLE, sys.executable, "-P", "-m", "loadproof"]
+    scratch = project.parent / "scratch"
+    scratch.mkdir()
     with subprocess.Popen(
         [*program, "qualify", *options],
         cwd=project,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     ) as harness:
         try:
             builders = [psutil.Process(int(pid)) for pid in written(told).split()]
@@ -595,6 +623,8 @@ def test_an_end_during_a_build_leaves_nobody(
         each.kill()
     assert left == []
     assert harness.returncode == (-number if number == signal.SIGKILL else 130)
+    # After SIGKILL the next run removes what the build had in hand; nothing lies elsewhere.
+    assert len(list(scratch.iterdir())) == (number == signal.SIGKILL)
     assert "Traceback" not in said
 
 

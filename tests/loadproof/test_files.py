@@ -137,7 +137,7 @@ def test_room_for_a_run_is_tried_before_it(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(OutputError, match="Nothing can be written to .*: File too large"):
+        with pytest.raises(OutputError, match=r"written to .*: File too large"):
             require_writable(tmp_path / "out", NAMES)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import re
 import shutil
+import tempfile
 import urllib.parse
 import warnings
 from pathlib import Path
@@ -220,7 +221,8 @@ def install(
         source.mkdir(parents=True)
         repository.export(revision, source)
         site.mkdir()
-        _build(project, revision, source, site)
+        with tempfile.TemporaryDirectory(dir=home) as scratch:
+            _build(project, revision, source, site, Path(scratch))
         _compile_anew(site)
     code = _code(project, revision, site)
     arm = Arm(
@@ -284,12 +286,13 @@ def _versions(site: Path) -> dict[str, str]:
     return {each.name: each.version for each in found}
 
 
-def _build(project: Project, revision: Revision, source: Path, site: Path) -> None:
+def _build(project: Project, revision: Revision, source: Path, site: Path, scratch: Path) -> None:
     """Run the project's build; nothing that it asks for is answered."""
     if project.uses_pip() and importlib.util.find_spec("pip") is None:
         raise ArmError("Arms are installed by pip, and this environment has none; install pip.")
     try:
-        status, said = run_build(fill(project.build, source=source, site=site), source)
+        words = fill(project.build, source=source, site=site)
+        status, said = run_build(words, source, scratch)
     except OSError as error:
         raise ArmError(f"No process can be started to build with: {error.strerror}.") from error
     if status == 0:

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def run_build(words: Sequence[str], folder: Path) -> tuple[int, str]:
+def run_build(words: Sequence[str], folder: Path, scratch: Path) -> tuple[int, str]:
     """Run a command in a folder, without input.
+
+    Args:
+        words: The command.
+        folder: Where it runs.
+        scratch: What it takes for the folder of temporary files.
 
     Returns:
         Its status, and what it wrote: standard error first.
@@ -38,6 +43,8 @@ def run_build(words: Sequence[str], folder: Path) -> tuple[int, str]:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        # A build that is killed does not clean up; whoever owns this folder does.
+        env={**os.environ, "TMPDIR": str(scratch)},
         # Ctrl-C reaches the harness alone, which closes the pipe.
         start_new_session=True,
     )
