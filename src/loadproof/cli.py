@@ -103,7 +103,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
-    """Run the command line; SIGTERM, or a terminal that closes, is cleaned up after like Ctrl-C."""
+    """Run the command line; SIGTERM and a lost terminal are cleaned up after like Ctrl-C."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Whoever started it with the signal ignored, as nohup does, meant it.
         if signal.getsignal(number) == signal.SIG_DFL:

@@ -538,7 +538,7 @@ def test_the_help_lists_every_exit_status(project: Path) -> None:
 def test_an_interruption_in_a_leg_leaves_nothing(
     project: Path, checkpoint: Path, number: signal.Signals
 ) -> None:
-    """Ctrl-C, a kill or a lost terminal ends the leg too; no receipt, no temporary folder, status 130."""
+    """Ctrl-C, a kill or a lost terminal ends the leg too; no receipt, no folder, status 130."""
     told = project.parent / "leg"
     source = TELL_AND_HANG.format(path=str(told))
     (project / "weightload" / "__init__.py").write_text(source)
