@@ -43,6 +43,7 @@ from loadproof.plan.policy import load_policy
 from loadproof.plan.revisions import Revision
 from loadproof.plan.schedule import ARMS, mirrored_blocks
 from loadproof.report.consistency import device_class
+from loadproof.report.envelope import open_receipt
 from loadproof.report.markdown import render
 from loadproof.report.page import render_page
 from loadproof.report.privacy import first_private_text, private_here, without_paths
@@ -442,6 +443,8 @@ def change(path: str, value: object) -> bytes:
         ("predicate/conclusion/verdict/surprise", 1),
         ("predicate/legs/0/outcome/surprise", 1),
         ("predicate/seed", ...),
+        ("predicate/blocks", 10**9),
+        ("predicate/blocks", -1),
         ("predicate/controls", ...),
         ("predicate/conclusion/weights", ...),
         ("predicate/exit_status", 1),
@@ -464,11 +467,12 @@ def test_a_receipt_that_was_tampered_with_is_refused(path: str, value: object) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"null"])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"null", b"[" * 200_000])
 def test_what_is_not_a_receipt_is_refused(text: bytes) -> None:
-    """Arbitrary bytes are one sentence."""
-    with pytest.raises(ReceiptError, match="not a valid receipt"):
-        decode(text)
+    """Arbitrary bytes are one sentence, bare or where an envelope is looked for."""
+    for read in (decode, open_receipt):
+        with pytest.raises(ReceiptError, match="not a valid receipt"):
+            read(text)
 
 
 @pytest.mark.parametrize(

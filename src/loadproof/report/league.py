@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
@@ -68,7 +68,7 @@ class LeagueRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint_bytes: int
     tensors: int
     standings: tuple[Standing, ...]
-    entries: tuple[Entry, ...]
+    entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
     legs: tuple[Leg, ...]
 
 

@@ -23,7 +23,7 @@ from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.messages import DeviceFacts, Result
 from loadproof.measure.serve_legs import ServingPlan
 from loadproof.plan.arms import Arm
-from loadproof.plan.policy import Policy
+from loadproof.plan.policy import BLOCKS_MAX, Policy
 from loadproof.plan.schedule import REFERENCE
 from loadproof.report.consistency import class_of_legs, contradiction, device_of_legs
 from loadproof.report.privacy import first_private_text, without_paths
@@ -39,6 +39,8 @@ PREDICATE_TYPE: Final = "urn:loadproof:receipt:v1"
 # Some 400 kB of a receipt; a checkpoint with more tensors is listed in part.
 TENSORS_LISTED_MAX = 2000
 
+# More could not be judged in a moment, nor, in a receipt that somebody made up, in any time.
+_Blocks = Annotated[int, msgspec.Meta(ge=1, le=BLOCKS_MAX)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -114,7 +116,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     controls: tuple[Control, ...]
     policy: Policy
     policy_digest: str
-    blocks: int
+    blocks: _Blocks
     seed: int
     arms: dict[str, Arm]
     cache: Wanted
