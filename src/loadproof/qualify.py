@@ -1,9 +1,9 @@
 """One qualification from end to end: plan, measure, judge, report.
 
-Everything that a person can get wrong is checked before the first leg: the policy, the
-checkpoint (by the independent reader), the routes, where the receipt goes and the key that
-signs it, both revisions, their installation.  The arms live in a temporary folder that is gone
-afterwards, however this ends.
+Everything that a person can get wrong is checked before an arm is installed, and that before the
+first leg: the policy, the checkpoint (by the independent reader), the device, where the receipt
+goes and the key that signs it, both revisions or loaders, the routes.  The arms live in a
+temporary folder that is gone afterwards, however this ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from loadproof.errors import ArmError, DeviceError, ServingError
 from loadproof.judge.conclusion import conclude
 from loadproof.judge.verdict import Requirement
 from loadproof.measure.cache_state import Wanted
+from loadproof.measure.device import require_device
 from loadproof.measure.environment import describe_environment
 from loadproof.measure.ground_truth import (
     file_manifest,
@@ -52,10 +53,11 @@ from loadproof.report.envelope import require_key, sign
 from loadproof.report.files import require_writable, write_run
 from loadproof.report.markdown import render
 from loadproof.report.page import render_page
+from loadproof.report.privacy import Private, private_here, require_public_names
 from loadproof.report.receipt import Statement, encode, make_receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from loadproof.judge.conclusion import Conclusion
     from loadproof.plan.arms import Arm
@@ -150,6 +152,8 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
     shards = tuple(shard_paths(job.checkpoint))
     places = tensor_places(job.checkpoint)
     require_weights(job.checkpoint, places)
+    require_public_names(job.checkpoint, places)
+    require_device(job.device)
     require_writable(job.out, WRITTEN)
     if job.sign_key is not None:
         require_key(job.sign_key)
@@ -163,7 +167,9 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
         long_prompt_tokens=job.prompt_tokens,
     )
     with _arms_folder() as folder:
+        private = _private(job, folder, [policy.name, *(each.name for each in places)])
         baseline, candidate = _make_arms(job, folder, progress)
+        _require_told_apart(baseline, candidate, private)
         progress("hashing the checkpoint", 0, 0)
         truth = file_manifest(places)
         plan = TrialPlan(
@@ -182,10 +188,42 @@ def qualify(job: Job, progress: Callable[[str, int, int], None]) -> Qualified:
         )
         trial = run_trial(plan, progress)
     _require_device(trial)
-    conclusion = conclude(plan, trial, job.require, job.changed_routes)
-    _require_served(plan, trial, conclusion)
-    statement = make_receipt(plan, trial, conclusion, describe_environment())
+    # What is concluded quotes what was seen, so it is concluded from what may be quoted.
+    seen = private.cleared(trial)
+    plan = msgspec.structs.replace(
+        plan,
+        baseline=_cleared(plan.baseline, private),
+        candidate=_cleared(plan.candidate, private),
+    )
+    conclusion = conclude(plan, seen, job.require, private.cleared(job.changed_routes))
+    _require_served(plan, seen, conclusion)
+    statement = make_receipt(plan, seen, conclusion, private.cleared(describe_environment()))
     return _write(job, statement, trial.said)
+
+
+def _private(job: Job, folder: Path, kept: Sequence[str]) -> Private:
+    """Say what must not be in the receipt of a job whose arms are in this folder."""
+    places = (job.checkpoint, job.out, job.project, job.project_file, job.sign_key, folder)
+    return private_here(*places, kept=kept)
+
+
+def _cleared(installed: InstalledArm, private: Private) -> InstalledArm:
+    return InstalledArm(private.cleared(installed.arm), installed.site)
+
+
+def _require_told_apart(baseline: InstalledArm, candidate: InstalledArm, private: Private) -> None:
+    """Refuse two arms that a receipt could not tell apart, since it names no folder.
+
+    Raises:
+        ArmError: They are such.
+    """
+    if baseline.arm.is_same_code(candidate.arm):
+        return
+    if private.cleared(baseline.arm).is_same_code(private.cleared(candidate.arm)):
+        raise ArmError(
+            "The arms differ only in the folders that their options name, and a receipt names no "
+            "folder; give the files in them different names."
+        )
 
 
 @contextmanager
@@ -255,7 +293,7 @@ def _make_arms(
     chosen: list[InstalledArm | tuple[Revision, dict[str, Any]]] = []
     for spoken in (job.baseline, job.candidate):
         if spoken.startswith(LOADER_PREFIX):
-            chosen.append(named_loader(spoken.removeprefix(LOADER_PREFIX)))
+            chosen.append(named_loader(spoken.removeprefix(LOADER_PREFIX), job.options))
             continue
         name, options = split_options(spoken)
         repository = repository or Repository(job.project)

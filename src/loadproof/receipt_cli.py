@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from loadproof.errors import ReceiptError
+from loadproof.given import GIVEN
 from loadproof.report.changes import changes
 from loadproof.report.envelope import Opened, open_receipt
 from loadproof.report.files import write_whole
@@ -24,8 +25,10 @@ _LEAGUE = (
     "This is no receipt but the record of a league, which ranks loaders and proves nothing; "
     "`loadproof receipt show` prints it."
 )
-_File = Annotated[Path, typer.Argument(help="A receipt, bare or in its envelope.")]
-_Key = Annotated[Path | None, typer.Option(help="PEM of the public key that must have signed.")]
+_File = Annotated[Path, typer.Argument(help="A receipt, bare or in its envelope.", **GIVEN)]
+_Key = Annotated[
+    Path | None, typer.Option(help="PEM of the public key that must have signed.", **GIVEN)
+]
 
 
 @app.command()
@@ -57,7 +60,9 @@ def verify(
 @app.command()
 def show(
     file: _File,
-    html: Annotated[Path | None, typer.Option(help="Write the page there instead.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the page there instead.", **GIVEN)
+    ] = None,
 ) -> None:
     """Print a receipt, or the record of a league, as Markdown, or write it as a page."""
     content = _read(file)

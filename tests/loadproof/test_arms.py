@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+import py_compile
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +14,8 @@ from fixtures.repositories import commit_all, git
 from loadproof.errors import ArmError
 from loadproof.plan.arms import choose, install
 from loadproof.plan.identity import package_digest
-from loadproof.plan.project import Project
+from loadproof.plan.project import OURS, Project
 from loadproof.plan.revisions import Repository
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROJECT = """
 [build-system]
@@ -135,6 +135,54 @@ def test_an_arm_is_installed_once_per_tree_and_identified(project: Path, tmp_pat
     assert other.arm.digest != first.arm.digest
 
 
+def test_what_lies_beside_the_code_cannot_be_what_runs(project: Path, tmp_path: Path) -> None:
+    """Neither ignored folders, nor what somebody compiled and committed, gets into an arm."""
+    package = project / "weightload"
+    other = tmp_path / "other.py"
+    other.write_text("def load(): return 'stale'\n")
+    never = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    for file in (package / "__init__.py", project / "ignored" / "__init__.py"):
+        compiled = Path(importlib.util.cache_from_source(str(file)))
+        compiled.parent.mkdir(parents=True)
+        # Python runs such a file without a look at the source.
+        py_compile.compile(str(other), cfile=str(compiled), invalidation_mode=never)
+    stale = project / "build" / "lib" / "weightload"
+    stale.mkdir(parents=True)
+    (stale / "__init__.py").write_text(other.read_text())
+    (project / ".gitignore").write_text("/build/\n/ignored/\n")
+    commit_all(project, "compiled files and all")
+    repository = Repository(project)
+    copies = Project(build=("cp", "-R", "{source}/.", "{site}"), entry="weightload:load")
+    for number, how in enumerate((copies, OURS)):
+        arm = install(repository, repository.worktree(), tmp_path / f"arms{number}", how)
+        site = Path(arm.site or "")
+        assert not (site / "build").exists()
+        assert not (site / "ignored").exists()
+        (compiled,) = (site / "weightload" / "__pycache__").iterdir()
+        (compiled.parent / "more.pyc").write_bytes(b"x")
+        code = "import weightload; print(weightload.load(), weightload.__cached__)"
+        said = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            env={"PYTHONPATH": str(site)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert said.stdout.split() == ["1", str(compiled)]
+        assert package_digest(site / "weightload") == arm.arm.digest
+
+
+def test_a_build_folder_that_is_part_of_the_code_counts(project: Path, tmp_path: Path) -> None:
+    """A package of that name, and what a backend takes from such a folder, is in the digest."""
+    (project / "weightload" / "build").mkdir()
+    (project / "weightload" / "build" / "__init__.py").write_text("x = 1\n")
+    repository = Repository(project)
+    first = install(repository, repository.worktree(), tmp_path / "arms")
+    (project / "weightload" / "build" / "__init__.py").write_text("x = 2\n")
+    second = install(repository, repository.worktree(), tmp_path / "arms")
+    assert first.arm.digest != second.arm.digest
+
+
 def test_a_package_that_is_not_there_is_told(project: Path, tmp_path: Path) -> None:
     """An entry point into a package that the revision lacks is refused."""
     repository = Repository(project)
@@ -191,8 +239,12 @@ def test_a_revision_that_does_not_build_is_told(
 
 def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:
     """Another name or byte changes it; a compiled cache does not."""
+    tmp_path = tmp_path / "__pycache__"
+    tmp_path.mkdir()
+    nothing = package_digest(tmp_path)
     (tmp_path / "a.py").write_text("x")
     plain = package_digest(tmp_path)
+    assert plain != nothing, "where the package lies must not matter"
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.pyc").write_bytes(b"y")
     assert package_digest(tmp_path) == plain

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,7 +23,6 @@ from loadproof.qualify import WRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 PROJECT = """
 [build-system]
@@ -76,6 +76,23 @@ def load(checkpoint, *, device, driver):
         loaded[name] = Tensor(address, entry["dtype"], entry["shape"], len(data))
     return loaded
 """
+# A build that writes its process id and its child's into a file, whole, and then hangs.
+BUILD_AND_HANG = """
+import os, subprocess, sys, tempfile
+tempfile.mkdtemp()
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])
+with open(sys.argv[1] + '.part', 'w') as file:
+    file.write(f'{os.getpid()} {child.pid}')
+os.rename(sys.argv[1] + '.part', sys.argv[1])
+child.wait()
+"""
+NAMES_A_FILE = """
+def load(folder, **_):
+    raise OSError(2, "Gone", folder + "/a secret/of mine.bin")
+"""
+# A shell starts background jobs with SIGINT ignored, and nohup all with SIGHUP; the harness must
+# not inherit that.
+INTERRUPTIBLE = ("env", "--default-signal=INT", "--default-signal=HUP")
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
 
 
@@ -170,10 +187,16 @@ def test_a_detached_checkout(project: Path, checkpoint: Path) -> None:
     refuses(qualify(project, checkpoint), project, "--allow-detached")
 
 
-@pytest.mark.parametrize("device", ["gpu", "fake:nonsense", "cuda:99"])
-def test_a_device_that_is_not_here(project: Path, checkpoint: Path, device: str) -> None:
-    """A device by a wrong name, or one that is absent, is one sentence."""
+@pytest.mark.parametrize("device", ["gpu", "fake:nonsense", "cuda:99", "cuda:²", "fake:", ""])
+def test_a_device_that_is_not_here(
+    project: Path, checkpoint: Path, filling: Callable[[int], Path], device: str
+) -> None:
+    """A device by a wrong name, or one that is absent, is one sentence and no leg."""
+    legs = filling(1)
     refuses(qualify(project, checkpoint, f"--device={device}"), project, "loadproof: ")
+    loaders = ["--loaders=weightload", f"--checkpoint={checkpoint}", "--out=out"]
+    refuses(command(project, "compare", *loaders, f"--device={device}"), project, "loadproof: ")
+    assert list(legs.iterdir()) == []
 
 
 def test_served_output_of_a_checkpoint_without_a_model(project: Path, checkpoint: Path) -> None:
@@ -197,6 +220,90 @@ def test_wrong_usage_ends_in_2(project: Path, arguments: list[str]) -> None:
     assert command(project, *arguments).returncode == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["qualify", "--baseline=main", "--checkpoint=CHECKPOINT", "--out="],
+        ["qualify", "--baseline=main", "--checkpoint=", "--out=out"],
+        ["qualify", "--baseline=main", "--checkpoint=CHECKPOINT", "--out=out", "--project="],
+        ["compare", "--loaders=weightload", "--checkpoint=CHECKPOINT", "--out="],
+        ["rehearse", "--out="],
+        ["digest", ""],
+        ["doctor", "--folder="],
+        ["receipt", "verify", ""],
+        ["receipt", "show", "none.json", "--html="],
+    ],
+)
+def test_an_empty_path_is_not_the_folder_we_are_in(
+    project: Path, checkpoint: Path, arguments: list[str]
+) -> None:
+    """A variable that is not set does not let a run be written over what is here."""
+    before = sorted(project.rglob("*"))
+    done = command(project, *(each.replace("CHECKPOINT", str(checkpoint)) for each in arguments))
+    assert done.returncode == 2
+    assert "it is empty; name a path" in done.stderr
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_folder_that_is_gone_is_told(project: Path, checkpoint: Path) -> None:
+    """Run in a folder that somebody has removed, every command is one sentence."""
+    code = (
+        "import os, sys\n"
+        "os.mkdir('gone')\n"
+        "os.chdir('gone')\n"
+        "os.rmdir('../gone')\n"
+        "from loadproof.cli import main\n"
+        "main()\n"
+    )
+    for arguments in (["doctor"], ["qualify", "--baseline=main", f"--checkpoint={checkpoint}"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments, "--folder=/tmp"],
+            cwd=project,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        refuses(done, project, "The folder that this is run in is gone")
+
+
+@pytest.mark.parametrize("folder", ["none/below/pyproject.toml", "pyproject.toml", "/proc"])
+def test_the_doctor_is_told_of_a_folder_that_takes_no_files(project: Path, folder: str) -> None:
+    """What the doctor tries in a folder cannot be tried in one like that."""
+    (project / "none").write_text("no folder")
+    refuses(command(project, "doctor", f"--folder={folder}"), project, "yours with --folder.")
+
+
+def test_a_digest_of_files_has_no_route(project: Path, checkpoint: Path) -> None:
+    """An option that would be ignored is refused."""
+    done = command(project, "digest", str(checkpoint), "--route=banana")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "say --device too" in done.stderr
+
+
+def test_a_path_that_is_not_utf8_is_told(project: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """A leg could not be told of it, nor by a link to it."""
+    odd = os.fsencode(tmp_path) + b"/odd-\xff"
+    checkpoint.rename(os.fsdecode(odd))
+    (tmp_path / "link").symlink_to(os.fsdecode(odd))
+    for each in (os.fsdecode(odd), tmp_path / "link"):
+        refuses(qualify(project, Path(each)), project, "bytes that are not UTF-8")
+    loaders = ["--loaders=weightload", f"--checkpoint={os.fsdecode(odd)}", "--out=out"]
+    done = command(project, "compare", *loaders)
+    refuses(done, project, r"odd-\xff holds bytes that are not UTF-8")
+
+
+def test_a_loader_may_quote_what_is_not_utf8(project: Path, checkpoint: Path) -> None:
+    """A name that it cannot open is in the receipt, its odd byte escaped."""
+    raises = (
+        "def load(*_, **__):\n    raise OSError(b'odd-\\xff'.decode(errors='surrogateescape'))\n"
+    )
+    (project / "weightload" / "__init__.py").write_text(raises)
+    commit_all(project, "it quotes")
+    assert qualify(project, checkpoint).returncode == 3
+    reasons = json.loads((project / "out" / "receipt.json").read_text())["predicate"]["conclusion"]
+    assert r"OSError: odd-\udcff" in json.dumps(reasons).replace("\\\\", "\\")
+
+
 def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) -> None:
     """A leg that raises ends in 3 with a receipt that says why and proves nothing."""
     done = qualify(project, checkpoint)
@@ -207,6 +314,82 @@ def test_a_loader_that_fails_is_inconclusive(project: Path, checkpoint: Path) ->
     assert predicate["conclusion"]["weights"] == "unknown"
     assert predicate["not_run"][0]["what"] == "controls and timing"
     assert "Traceback" in (project / "out" / "failed-leg.txt").read_text()
+
+
+def test_no_word_of_an_odd_place_is_in_what_is_written(
+    tmp_path: Path, project: Path, checkpoint: Path
+) -> None:
+    """Where a run reads and writes is not told, though its folders have spaces and quotes."""
+    odd = checkpoint.rename(tmp_path / "Mine, it's (no) [secret]: é")
+    moved = project.rename(tmp_path / "Mine too; secret")
+    (moved / "weightload" / "__init__.py").write_text(NAMES_A_FILE)
+    commit_all(moved, "it names a file")
+    assert qualify(moved, odd).returncode == 3
+    for name in ("receipt.json", "report.md", "report.html"):
+        text = (moved / "out" / name).read_text("utf-8")
+        assert "[Errno 2] Gone: " in text
+        assert "mine.bin" in text
+        assert "secret" not in text
+        assert "Mine" not in text
+
+
+def test_nothing_is_built_for_a_run_that_cannot_be(
+    project: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Every slip in the words is told before an arm is installed, which may take minutes."""
+    built = tmp_path / "built"
+    build = json.dumps(["touch", str(built), "{site}/x"])
+    (project / "loadproof.toml").write_text(f'entry = "weightload:load"\nbuild = {build}\n')
+    commit_all(project, "its build leaves a trace")
+    other = tmp_path / "other"
+    write_checkpoint(other, [[Tensor(name, "F32", (3,))] for name in "abc"], seed=1)
+    (other / "model.safetensors.index.json").unlink()
+    (other / "model-00002-of-00003.safetensors").unlink()
+    for slip, said in (
+        ("--route=banana", "no route 'banana'"),
+        ("--changed-route=banana", "no route 'banana'"),
+        ("--candidate=main?route=banana", "no route 'banana'"),
+        ("--candidate=loader:banana", "no loader 'banana'"),
+        ("--candidate=loader:safetensors?speed=11", "no option 'speed'"),
+        ("--candidate=banana", "no revision 'banana'"),
+        ("--candidate=", "no revision ''"),
+        ("--device=banana", "'banana' is no device"),
+        ("--device=cuda:99", "loadproof: There is no"),
+        ("--policy=banana", "no policy 'banana'"),
+        ("--policy=", "no policy ''"),
+        ("--out=pyproject.toml", "Nothing can be written to"),
+        ("--out=/proc/loadproof", "Nothing can be written to"),
+        ("--sign-key=pyproject.toml", "cannot be used as a private key"),
+        ("--project-file=banana.toml", "cannot be read"),
+        (f"--checkpoint={tmp_path / 'project'}", "holds no .safetensors file"),
+        (f"--checkpoint={other}", "lacks 1 of its 3 shards, first model-00002-of-00003"),
+    ):
+        refuses(qualify(project, checkpoint, slip), project, said)
+        assert not built.exists(), slip
+    arms = ["--candidate=loader:safetensors", "--route=direct"]
+    refuses(qualify(project, checkpoint, *arms), project, "'safetensors' has no option 'route'")
+    assert not built.exists()
+    assert qualify(project, checkpoint).returncode == 2
+    assert built.exists()
+
+
+@pytest.mark.parametrize("name", ["/home/x/weight", "/a b/c", r"C:\x\y", "~x/y", "file:///x"])
+def test_a_tensor_called_like_a_place_is_told_at_once(
+    project: Path, tmp_path: Path, filling: Callable[[int], Path], name: str
+) -> None:
+    """Its name could not be in a receipt, so not one leg runs and no arm is installed."""
+    legs = filling(1)
+    write_checkpoint(tmp_path / "odd", [[Tensor(name, "F32", (3,))]], seed=1)
+    refuses(qualify(project, tmp_path / "odd"), project, "reads like a place on a machine")
+    loaders = ["--loaders=weightload", f"--checkpoint={tmp_path / 'odd'}", "--out=out"]
+    refuses(command(project, "compare", *loaders), project, "reads like a place on a machine")
+    assert list(legs.iterdir()) == []
+
+
+def test_arms_that_differ_only_in_a_folder_are_told(project: Path, checkpoint: Path) -> None:
+    """A receipt could not tell them apart, and would take them for the same code."""
+    arms = ["--baseline=main?cache=/data/one/x", "--candidate=main?cache=/data/two/x"]
+    refuses(qualify(project, checkpoint, *arms), project, "differ only in the folders")
 
 
 @pytest.fixture
@@ -310,17 +493,31 @@ def test_a_device_is_named_once(project: Path, checkpoint: Path) -> None:
     assert done.stderr.count("xyz") == 1
 
 
-@pytest.mark.parametrize("name", ["digest", "load", "doctor"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["digest", "CHECKPOINT"],
+        ["load", "CHECKPOINT"],
+        ["doctor"],
+        ["protocol"],
+        [],
+        ["--help"],
+        ["qualify", "--help"],
+        ["receipt", "--help"],
+        ["receipt", "verify", "--help"],
+    ],
+    ids=" ".join,
+)
 def test_a_reader_that_goes_away_is_no_refutation(
-    project: Path, checkpoint: Path, name: str
+    project: Path, checkpoint: Path, arguments: list[str]
 ) -> None:
     """With nobody at the other end of the pipe it ends quietly, as SIGPIPE would end it."""
     read, write = os.pipe()
     os.close(read)
-    arguments = [] if name == "doctor" else [str(checkpoint)]
+    given = [each.replace("CHECKPOINT", str(checkpoint)) for each in arguments]
     with os.fdopen(write, "w") as closed:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "loadproof", name, *arguments],
+            [sys.executable, "-P", "-m", "loadproof", *given],
             cwd=project,
             stdout=closed,
             stderr=subprocess.PIPE,
@@ -337,11 +534,11 @@ def test_the_help_lists_every_exit_status(project: Path) -> None:
         assert re.search(rf"\b{status}\b", listed), status
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_in_a_leg_leaves_nothing(
     project: Path, checkpoint: Path, number: signal.Signals
 ) -> None:
-    """Ctrl-C or a kill ends the leg too; no receipt, no temporary folder, status 130."""
+    """Ctrl-C, a kill or a lost terminal ends the leg too; no receipt, no folder, status 130."""
     told = project.parent / "leg"
     source = TELL_AND_HANG.format(path=str(told))
     (project / "weightload" / "__init__.py").write_text(source)
@@ -349,8 +546,7 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     scratch = project.parent / "scratch"
     scratch.mkdir()
     options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
-    # A shell starts background jobs with SIGINT ignored; the harness must not inherit that.
-    program = ["env", "--default-signal=INT", sys.executable, "-P", "-m", "loadproof"]
+    program = [*INTERRUPTIBLE, sys.executable, "-P", "-m", "loadproof"]
     with subprocess.Popen(
         [*program, "qualify", *options],
         cwd=project,
@@ -370,6 +566,66 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     assert not leg.is_running()
     assert not (project / "out").exists()
     assert list(scratch.iterdir()) == []
+
+
+def test_an_interruption_of_the_imports_is_quiet(project: Path) -> None:
+    """Ctrl-C before the command line is there ends it by that signal, with no traceback."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from loadproof.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [*INTERRUPTIBLE, sys.executable, "-P", "-c", code, "doctor"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_end_during_a_build_leaves_nobody(
+    project: Path, checkpoint: Path, number: signal.Signals
+) -> None:
+    """Whatever ends the harness ends the build as well, and what the build had started."""
+    told = project.parent / "build"
+    build = json.dumps(["{python}", "-c", BUILD_AND_HANG, str(told), "{site}"])
+    (project / "loadproof.toml").write_text(f'entry = "weightload:load"\nbuild = {build}\n')
+    commit_all(project, "its build hangs")
+    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
+    program = [*INTERRUPTIBLE, sys.executable, "-P", "-m", "loadproof"]
+    scratch = project.parent / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        [*program, "qualify", *options],
+        cwd=project,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    ) as harness:
+        try:
+            builders = [psutil.Process(int(pid)) for pid in written(told).split()]
+            assert len(builders) == 2
+            os.kill(harness.pid, number)
+            _, said = harness.communicate(timeout=30)
+        finally:
+            harness.kill()
+    _, left = psutil.wait_procs(builders, timeout=30)
+    for each in left:
+        each.kill()
+    assert left == []
+    assert harness.returncode == (-number if number == signal.SIGKILL else 130)
+    # After SIGKILL the next run removes what the build had in hand; nothing lies elsewhere.
+    assert len(list(scratch.iterdir())) == (number == signal.SIGKILL)
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
@@ -418,6 +674,15 @@ def test_digest_and_load_agree(project: Path, checkpoint: Path) -> None:
     assert command(project, "load", str(checkpoint)).returncode == 0
     as_json = command(project, "digest", str(checkpoint), "--json")
     assert len(json.loads(as_json.stdout)["tensors"]) == 5
+
+
+def test_a_digest_is_one_line_a_tensor(project: Path, tmp_path: Path) -> None:
+    """A name with a line end, or with what speaks to a terminal, is told and not obeyed."""
+    names = ("a\nb", "\x1b[31mc")
+    write_checkpoint(tmp_path / "odd", [[Tensor(name, "F32", (3,)) for name in names]], seed=1)
+    said = command(project, "digest", str(tmp_path / "odd")).stdout
+    assert [line.split("  ")[2] for line in said.splitlines()[:2]] == [r"\x1b[31mc", r"a\nb"]
+    assert len(said.splitlines()) == 3
 
 
 @pytest.mark.parametrize("name", ["load", "digest"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,3 +130,17 @@ def test_trying_leaves_nothing_behind(tmp_path: Path) -> None:
     require_writable(tmp_path / "there" / "a" / "b", NAMES)
     require_writable(tmp_path / "there", NAMES)
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_room_for_a_run_is_tried_before_it(tmp_path: Path) -> None:
+    """A folder that takes a file's name and not its content is found out, and left as it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(OutputError, match=r"written to .*: File too large"):
+            require_writable(tmp_path / "out", NAMES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert content(tmp_path) == {}
+    require_writable(tmp_path / "out", NAMES)
+    assert content(tmp_path) == {}

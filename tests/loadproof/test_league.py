@@ -99,6 +99,15 @@ def test_a_loader_that_cannot_load_is_listed_with_its_reason(
     assert [bool(each["failure"]) for each in entries] == [False, True]
 
 
+def test_a_record_of_nobody_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """A league that somebody emptied is no record, and that is one sentence."""
+    league(checkpoint, tmp_path / "out", "weightload")
+    record = json.loads((tmp_path / "out" / "league.json").read_text())
+    (tmp_path / "empty.json").write_text(json.dumps(record | {"entries": []}))
+    done = CliRunner().invoke(app, ["receipt", "show", str(tmp_path / "empty.json")])
+    assert (done.exit_code, "not a valid record of a league" in done.output) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("loaders", "said"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -429,6 +431,25 @@ def test_a_template_that_was_killed_says_so(stub: Stub) -> None:
         process.kill()
         with pytest.raises(LegError, match="forked from"):
             run_leg(stub(REAL), template, 60.0)
+
+
+def test_a_template_whose_harness_does_not_listen_ends_quietly() -> None:
+    """A harness that is interrupted while it starts one leaves no traceback of it."""
+    ours, theirs = socket.socketpair()
+    words = [sys.executable, "-P", "-m", template_module.__name__, str(theirs.fileno())]
+    with theirs:
+        process = subprocess.Popen(
+            [*words, str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    with process:
+        select.select([ours], [], [], 60.0)
+        # What it has said by now is lost, and that is what it meets.
+        ours.close()
+        _, complained = process.communicate(timeout=60.0)
+    assert (process.returncode, complained) == (0, "")
 
 
 def test_a_template_that_was_stopped_says_so(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         legs: Every leg in order.
         weights: One check per hash leg.
         controls: The planted faults and what became of them.
+        same_arms: Whether both arms are the same code with the same options.
     """
 
     policy: Policy
@@ -92,6 +93,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     legs: tuple[Leg, ...]
     weights: tuple[WeightsCheck, ...]
     controls: tuple[Control, ...]
+    same_arms: bool
 
 
 def conclude(
@@ -106,6 +108,7 @@ def conclude(
         legs=tuple(trial.legs),
         weights=tuple(trial.weights),
         controls=tuple(trial.controls),
+        same_arms=plan.baseline.arm.is_same_code(plan.candidate.arm),
     )
     return conclude_from(evidence, requirement, changed_routes)
 
@@ -115,29 +118,25 @@ def conclude_from(
 ) -> Conclusion:
     """Judge evidence against a requirement: the same evidence always gives the same conclusion."""
     coverage = cover(evidence.legs, CANDIDATE, changed_routes)
-    audit_failures = list(_audit_failures(evidence))
     served, served_failures = judge_served(evidence.legs)
+    failures = [
+        *_weight_failures(evidence),
+        *_audit_failures(evidence),
+        *served_failures,
+        *_copied_pages(evidence),
+    ]
     verdict = judge_time(
         evidence.policy,
         evidence.blocks,
         list(samples(evidence.legs)),
         controls_seen=frozenset(each.name for each in evidence.controls if each.found),
         controls_required=required_controls(evidence.sizes),
-        # What did not load the files, or does not serve them, was not timed loading them.
-        doubts=[
-            *audit_failures,
-            *served_failures,
-            *_doubts(evidence),
-            *_coverage_doubts(evidence, coverage),
-        ],
+        # What did not load the files, does not serve them, or paid for its time with a second
+        # copy in memory, has no time that could be called a gain.
+        doubts=[*failures, *_doubts(evidence), *_coverage_doubts(evidence, coverage)],
+        same_arms=evidence.same_arms,
     )
-    failures = [
-        *_weight_failures(evidence),
-        *audit_failures,
-        *served_failures,
-        *_control_failures(evidence),
-        *_copied_pages(evidence),
-    ]
+    failures += _control_failures(evidence)
     weights = _weights_word(evidence)
     answer: FinalAnswer = "failed"
     if not failures:

@@ -2,10 +2,11 @@
 
 The verdict is about time only.  ``gain``, ``no-gain`` and ``regression`` each need positive
 evidence, and every check of the trial on itself has to pass first: enough blocks, complete and
-sane samples, identical code (A') that looks identical, a planted delay (S) that is seen, the
-required controls, and no doubt raised while measuring.  Anything else is ``inconclusive``,
-with the reason.  Whether a requirement (no regression, a gain) is met is a second, separate
-question, since "not worse than the margin" can be proven where "no gain" cannot.
+sane samples, identical code (A', and B where it is no other) that looks identical, a planted
+delay (S) that is seen, the required controls, and no doubt raised while measuring.  Anything
+else is ``inconclusive``, with the reason.  Whether a requirement (no regression, a gain) is met is
+a second, separate question, since "not worse than the margin" can be proven where "no gain"
+cannot.
 
 All contrasts are log ratios of the baseline's time to the arm's: above zero is faster.
 """
@@ -86,6 +87,7 @@ def judge_time(
     controls_seen: frozenset[str] = frozenset(),
     controls_required: frozenset[str] = frozenset(),
     doubts: Sequence[Reason] = (),
+    same_arms: bool = False,
 ) -> Verdict:
     """Judge the time of the candidate (B) against the baseline (A).
 
@@ -96,6 +98,8 @@ def judge_time(
         controls_seen: Controls that were planted and found.
         controls_required: Controls without which there is no verdict.
         doubts: What measuring itself saw that forbids a verdict on time.
+        same_arms: Whether the candidate is the baseline's own code with its options, so that
+            no difference between them can be a gain or a regression.
     """
     refusals = [*doubts, *_incomplete(blocks, samples)]
     refusals += [
@@ -106,11 +110,13 @@ def judge_time(
         return Verdict(outcome="inconclusive", sound=False, reasons=tuple(refusals), contrasts={})
     contrasts = _contrasts(blocks, samples, policy.confidence)
     refusals += _self_checks(policy, blocks, contrasts)
+    outcome, reason = _compare(contrasts[CANDIDATE], contrasts[AGAIN], policy.margin_log_ratio)
+    if same_arms and outcome in {"gain", "regression"}:
+        refusals = refusals or [_same_code_differs(CANDIDATE, contrasts[CANDIDATE])]
     if refusals:
         return Verdict(
             outcome="inconclusive", sound=False, reasons=tuple(refusals), contrasts=contrasts
         )
-    outcome, reason = _compare(contrasts[CANDIDATE], contrasts[AGAIN], policy.margin_log_ratio)
     return Verdict(outcome=outcome, sound=True, reasons=(reason,), contrasts=contrasts)
 
 
@@ -177,11 +183,7 @@ def _self_checks(policy: Policy, blocks: int, contrasts: Mapping[str, Contrast])
         reasons.append(Reason("blocks-too-few", sentence))
     excludes_zero = again.low > 0 or again.high < 0
     if excludes_zero and abs(again.estimate) >= margin:
-        sentence = (
-            f"The same code, run as A and as A', differed by {time_change(again.estimate)}: "
-            "something else than the candidate moves the time."
-        )
-        reasons.append(Reason("same-code-differs", sentence))
+        reasons.append(_same_code_differs(AGAIN, again))
     if not _is_slower(delayed, again, margin):
         sentence = (
             f"A planted delay of {policy.planted_delay_fraction:.0%} was not told from the same "
@@ -189,6 +191,14 @@ def _self_checks(policy: Policy, blocks: int, contrasts: Mapping[str, Contrast])
         )
         reasons.append(Reason("delay-missed", sentence))
     return reasons
+
+
+def _same_code_differs(arm: str, found: Contrast) -> Reason:
+    return Reason(
+        "same-code-differs",
+        f"The same code with the same options, run as {BASELINE} and as {arm}, differed by "
+        f"{time_change(found.estimate)}: something else than the candidate moves the time.",
+    )
 
 
 def _is_faster(arm: Contrast, again: Contrast, margin: float) -> bool:

@@ -73,11 +73,15 @@ class Peer(NamedTuple):
 
 
 def _import_model_code(checkpoint: str) -> None:
-    """Import the code of the model's family, if it is one of transformers' own."""
+    """Import the code of the model's family, if it is one of transformers' own.
+
+    A checkpoint that transformers does not know is no slip of the import: the load says what
+    is the matter with it, and the serve legs have a code for it.
+    """
     from transformers import AutoConfig  # noqa: PLC0415 - heavy
 
-    family = type(AutoConfig.from_pretrained(checkpoint)).__module__
-    with suppress(ImportError):
+    with suppress(ImportError, OSError, ValueError):
+        family = type(AutoConfig.from_pretrained(checkpoint)).__module__
         importlib.import_module(family.replace("configuration_", "modeling_"))
 
 

@@ -110,7 +110,9 @@ def main() -> None:
         answer = Failure("no-device" if opening else "device", str(error))
     except Exception as error:  # noqa: BLE001 -- the loader's, whatever it is: told, not raised
         traceback.print_exc()
-        answer = Failure("loader-raised", f"{type(error).__name__}: {error}")
+        # A file's name, quoted, need not be UTF-8; an answer is.
+        said = f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+        answer = Failure("loader-raised", said)
     channel.send(answer)
     sys.stderr.flush()
     # Everything was closed and said; threads that a loader left must not keep the leg alive.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadproof.errors import DeviceError
 from loadproof.measure.digest import Manifest, TensorDigest, digest_chunks
@@ -50,6 +50,27 @@ DTYPE_NAMES = {
 }
 
 
+class _Found(NamedTuple):
+    """A driver that was found, not yet asked for a context."""
+
+    driver: Any
+    ordinal: int
+    # The fake's; None on a GPU.
+    profile: str | None
+
+
+def require_device(spoken: str) -> None:
+    """Look for a device before a run, without bringing it up.
+
+    Args:
+        spoken: ``fake``, ``fake:<profile>`` or ``cuda:<ordinal>``.
+
+    Raises:
+        DeviceError: It is none of these, or there is no such device here.
+    """
+    _find(spoken)
+
+
 class Device:
     """One device, opened: the fake by name, or a GPU by ordinal.
 
@@ -68,21 +89,13 @@ class Device:
         Raises:
             DeviceError: It is none of these, or there is no such device here.
         """
-        kind, _, detail = spoken.partition(":")
-        self._fake: Any = None
-        self._profile = detail or "h200"
+        found = _find(spoken)
+        ordinal = found.ordinal
+        self._cu = found.driver
+        self._fake: Any = found.driver if found.profile else None
+        self._profile = found.profile
         self._poisoned: list[tuple[int, int]] = []
         self._with_torch = with_torch
-        if kind == "fake":
-            self._cu = self._fake = _open_fake(self._profile)
-            ordinal = 0
-        elif kind == "cuda" and detail.isdigit():
-            ordinal = int(detail)
-            self._cu = _open_binding(ordinal)
-        else:
-            raise DeviceError(
-                f"{spoken!r} is no device; say fake, fake:<profile> or cuda:<ordinal>."
-            )
         self.loader_device = f"cuda:{ordinal}"
         self.loader_driver = self._fake
         self._call("cuInit", 0)
@@ -342,6 +355,15 @@ def dtype_name(tensor: Any) -> str:  # noqa: ANN401 -- torch's tensor or the fak
         return tensor.dtype
     name = str(tensor.dtype).removeprefix("torch.")
     return DTYPE_NAMES.get(name, name)
+
+
+def _find(spoken: str) -> _Found:
+    kind, colon, detail = spoken.partition(":")
+    if kind == "fake" and bool(colon) == bool(detail):
+        return _Found(_open_fake(detail or "h200"), ordinal=0, profile=detail or "h200")
+    if kind == "cuda" and detail.isdecimal():
+        return _Found(_open_binding(int(detail)), ordinal=int(detail), profile=None)
+    raise DeviceError(f"{spoken!r} is no device; say fake, fake:<profile> or cuda:<ordinal>.")
 
 
 def _open_fake(profile: str) -> Any:  # noqa: ANN401 -- shaped like the binding

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 import struct
@@ -109,11 +110,19 @@ def tensor_places(checkpoint: Path) -> list[TensorPlace]:
 
 
 def require_weights(checkpoint: Path, places: Sequence[TensorPlace]) -> None:
-    """Refuse a checkpoint in which there is nothing to load.
+    """Refuse a checkpoint in which there is nothing to load, or that no leg can be told of.
 
     Raises:
-        CheckpointError: It has no tensors, or none with a byte in it.
+        CheckpointError: It has no tensors, or none with a byte in it; or its path is not UTF-8.
     """
+    try:
+        str(checkpoint.resolve()).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(checkpoint).decode("utf-8", "backslashreplace")
+        raise CheckpointError(
+            f"The path of {shown} holds bytes that are not UTF-8, and a leg is told it in JSON; "
+            "move it to where no folder's name has such."
+        ) from error
     if not any(each.nbytes for each in places):
         raise CheckpointError(
             f"{checkpoint} holds {len(places)} tensors and not one byte of weights, so there is "

@@ -224,7 +224,12 @@ def main(end: int, parent: int, modules: Sequence[str]) -> None:
     # What is here now is never garbage, and looking at it would copy its pages in every leg.
     gc.collect()
     gc.freeze()
-    asked = socket.socket(fileno=end)
+    # A harness that is interrupted may close its end before it has heard the last answer.
+    with suppress(ConnectionError):
+        _serve(socket.socket(fileno=end))
+
+
+def _serve(asked: socket.socket) -> None:
     asked.send(_ANSWER.pack(0))
     while True:
         question, files, _, _ = socket.recv_fds(asked, _QUESTION.size, 3)

@@ -8,12 +8,14 @@ code differs.  Two arms with the same git tree share one installation.
 
 from __future__ import annotations
 
+import compileall
 import importlib.metadata
 import importlib.util
 import re
 import shutil
-import subprocess
+import tempfile
 import urllib.parse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +25,13 @@ from packaging.requirements import Requirement
 import weightload
 from loadproof.errors import ArmError
 from loadproof.loaders import LOADERS
-from loadproof.plan.identity import package_digest, package_folder
+from loadproof.plan.build import run_build
+from loadproof.plan.identity import COMPILED, package_digest, package_folder
 from loadproof.plan.project import OURS, Project, fill
 from loadproof.plan.revisions import Repository, Revision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # Lines of a build, pip's mostly, that carry a reason: the end of a traceback, or a complaint
 # that is not just the name of the step that failed.
@@ -72,6 +75,15 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     digest: str
     versions: dict[str, str] = {}
     options: dict[str, Any] = {}
+
+    def is_same_code(self, other: Arm) -> bool:
+        """Whether another arm would run the very same code in the very same way."""
+        return (self.digest, self.entry, self.command, self.options) == (
+            other.digest,
+            other.entry,
+            other.command,
+            other.options,
+        )
 
 
 class InstalledArm(msgspec.Struct, frozen=True):
@@ -117,11 +129,12 @@ def require_route(route: object, *more: str) -> None:
         raise ArmError(f"weightload has no route {route!r}; it has: {known}.")
 
 
-def named_loader(spoken: str) -> InstalledArm:
+def named_loader(spoken: str, more: Mapping[str, Any] | None = None) -> InstalledArm:
     """Take a loader of ``loadproof.loaders`` that is installed here, with its options.
 
     Args:
         spoken: Such as ``fastsafetensors`` or ``weightload?route=direct``.
+        more: Options that every arm of the trial is given.
 
     Raises:
         ArmError: There is no such loader, it is not installed, or it knows no such option.
@@ -131,7 +144,7 @@ def named_loader(spoken: str) -> InstalledArm:
     if peer is None:
         raise ArmError(f"There is no loader {name!r}; the known ones are: {', '.join(LOADERS)}.")
     known = peer.options()
-    unknown = [key for key in options if key not in known and "*" not in known]
+    unknown = [key for key in {**options, **(more or {})} if key not in known and "*" not in known]
     if unknown:
         listed = ", ".join(known) or "none"
         raise ArmError(f"The loader {name!r} has no option {unknown[0]!r}; it has: {listed}.")
@@ -208,7 +221,9 @@ def install(
         source.mkdir(parents=True)
         repository.export(revision, source)
         site.mkdir()
-        _build(project, revision, source, site)
+        with tempfile.TemporaryDirectory(dir=home) as scratch:
+            _build(project, revision, source, site, Path(scratch))
+        _compile_anew(site)
     code = _code(project, revision, site)
     arm = Arm(
         revision=revision,
@@ -219,6 +234,24 @@ def install(
         options=options or {},
     )
     return InstalledArm(arm, str(site))
+
+
+def _compile_anew(site: Path) -> None:
+    """Leave nothing compiled in a site but what its own files compile to.
+
+    Python may run a compiled file in the place of its source, and no digest covers those.  So
+    what a build brings along goes, and each file is compiled here: before the first leg, so that
+    what a load imports late is no more expensive in one leg than in another.
+    """
+    for folder in sorted(site.rglob(COMPILED)):
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink()
+    with warnings.catch_warnings():
+        # What a compiler has to say of an arm's code is not the trial's business.
+        warnings.simplefilter("ignore")
+        compileall.compile_dir(site, quiet=2)
 
 
 def _code(project: Project, revision: Revision, site: Path) -> Path:
@@ -253,27 +286,17 @@ def _versions(site: Path) -> dict[str, str]:
     return {each.name: each.version for each in found}
 
 
-def _build(project: Project, revision: Revision, source: Path, site: Path) -> None:
+def _build(project: Project, revision: Revision, source: Path, site: Path, scratch: Path) -> None:
     """Run the project's build; nothing that it asks for is answered."""
     if project.uses_pip() and importlib.util.find_spec("pip") is None:
         raise ArmError("Arms are installed by pip, and this environment has none; install pip.")
     try:
-        done = subprocess.run(
-            fill(project.build, source=source, site=site),
-            cwd=source,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        words = fill(project.build, source=source, site=site)
+        status, said = run_build(words, source, scratch)
     except OSError as error:
-        raise ArmError(
-            f"The build {project.build[0]!r} cannot be run: {error.strerror}."
-        ) from error
-    if done.returncode == 0:
+        raise ArmError(f"No process can be started to build with: {error.strerror}.") from error
+    if status == 0:
         return
-    said = done.stderr + done.stdout
     if project.uses_pip() and ("BackendUnavailable" in said or "Cannot import" in said):
         raise ArmError(
             f"Revision {revision.spoken!r} cannot be built because its build backend is not "

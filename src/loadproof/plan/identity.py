@@ -12,6 +12,8 @@ from pathlib import Path
 
 from loadproof.errors import ArmError
 
+# Where Python keeps what it compiled.
+COMPILED = "__pycache__"
 _PIP_NOTES = ("direct_url.json", "RECORD")
 
 
@@ -30,14 +32,16 @@ def package_folder(name: str) -> Path:
 def package_digest(folder: Path) -> str:
     """Return ``sha256:<hex>`` over the relative names and contents of a package's files.
 
-    Compiled caches are left out: they differ between interpreters and say nothing new.  So are
-    pip's notes about where it installed from: a folder whose name is drawn for each run.
+    Compiled caches are left out: they differ between interpreters, and in an arm they are made
+    anew from these files (see ``arms``).  So are pip's notes about where it installed from: a
+    folder whose name is drawn for each run.
     """
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
         noted = path.parent.suffix == ".dist-info" and path.name in _PIP_NOTES
-        if noted or "__pycache__" in path.parts or not path.is_file():
+        if noted or COMPILED in inside.parts or not path.is_file():
             continue
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        whole.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+        whole.update(f"{inside.as_posix()}\0{content}\n".encode())
     return "sha256:" + whole.hexdigest()

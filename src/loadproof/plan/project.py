@@ -30,7 +30,9 @@ _ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 # --no-deps and --no-index keep an arm to its own code: no network, no other packages.
 _PIP_INSTALL = (
     *("{python}", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"),
-    *("--no-deps", "--no-index", "--no-build-isolation", "--target", "{site}", "{source}"),
+    *("--no-deps", "--no-index", "--no-build-isolation"),
+    # What is built is compiled anew, whatever built it (see ``arms``).
+    *("--no-compile", "--target", "{site}", "{source}"),
 )
 _Words = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1)], ...], msgspec.Meta(min_length=1)

@@ -162,6 +162,7 @@ def _about_conclusion(predicate: Predicate) -> Iterator[str]:
         legs=predicate.legs,
         weights=predicate.weights,
         controls=predicate.controls,
+        same_arms=predicate.arms[BASELINE].is_same_code(predicate.arms[CANDIDATE]),
     )
     stated = predicate.conclusion
     again = conclude_from(evidence, stated.requirement, stated.coverage.changed_routes)

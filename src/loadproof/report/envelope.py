@@ -79,7 +79,7 @@ def open_receipt(content: bytes, public_key: Path | None = None) -> Opened:
     """
     try:
         parsed: Any = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReceiptError(f"This is not a valid receipt: {error}.") from error
     if not isinstance(parsed, dict) or "payloadType" not in parsed:
         if public_key is not None:

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-def require_writable(folder: Path, names: Sequence[str]) -> None:
+# About what a receipt and its pages take: a disk that is full already is found before the run.
+_RUN_BYTES = 2 << 20
+
+
+def require_writable(folder: Path, names: Sequence[str], option: str = "--out") -> None:
     """Try, before a run, whether its files could be written; leave nothing behind.
 
     Args:
         folder: Where they would be; it need not be there yet.
         names: What they would be called.
+        option: By which the folder is named.
 
     Raises:
         OutputError: They could not.
@@ -33,13 +38,14 @@ def require_writable(folder: Path, names: Sequence[str]) -> None:
     made = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".loadproof-"):
-            pass
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".loadproof-") as file:
+            file.write(bytes(_RUN_BYTES))
+            file.flush()
         taken = [name for name in names if (folder / name).is_dir()]
     except OSError as error:
         raise OutputError(
             f"Nothing can be written to {folder}: {error.strerror}; "
-            "name a folder of yours with --out."
+            f"name a folder of yours with {option}."
         ) from error
     finally:
         for each in made:
@@ -48,7 +54,7 @@ def require_writable(folder: Path, names: Sequence[str]) -> None:
     if taken:
         raise OutputError(
             f"{folder / taken[0]} is a folder, and a file has to go there; "
-            "name another folder with --out."
+            f"name another folder with {option}."
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import math
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
@@ -16,8 +15,11 @@ from loadproof.measure.league import Entry
 from loadproof.measure.legs import Leg
 from loadproof.measure.messages import DeviceFacts
 from loadproof.plan.policy import Policy
-from loadproof.report.page import can_draw, document, plot, table
-from loadproof.report.privacy import first_private_text, without_paths
+from loadproof.report.markdown import table
+from loadproof.report.marks import HTML, MARKDOWN
+from loadproof.report.page import can_draw, document, plot
+from loadproof.report.page import table as html_table
+from loadproof.report.privacy import first_private_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,21 +68,20 @@ class LeagueRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     checkpoint_bytes: int
     tensors: int
     standings: tuple[Standing, ...]
-    entries: tuple[Entry, ...]
+    entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
     legs: tuple[Leg, ...]
 
 
 def encode_league(record: LeagueRecord) -> bytes:
-    """Return a record's text, free of places on this machine.
+    """Return a record's text.
 
     Raises:
         ReceiptError: Something that names one would be in it.
     """
-    cleaned: Any = without_paths(msgspec.to_builtins(record))
-    found = first_private_text(cleaned)
+    found = first_private_text(msgspec.to_builtins(record))
     if found is not None:
         raise ReceiptError(f"This record would name a place on a machine: {found!r}.")
-    return msgspec.json.format(msgspec.json.encode(cleaned), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
 def decode_league(text: bytes) -> LeagueRecord:
@@ -128,19 +129,19 @@ def league_rows(record: LeagueRecord) -> Iterator[tuple[str, ...]]:
 
 def render_league(record: LeagueRecord) -> str:
     """Return the league as Markdown."""
-    lines = [f"# Loaders on {record.device_class}\n", *_notes(record), ""]
-    lines += ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
-    lines += ["| " + " | ".join(row) + " |" for row in league_rows(record)]
-    lines += ["", *(f"- {each}" for each in _failures(record))]
+    text = MARKDOWN.text
+    lines = [f"# Loaders on {text(record.device_class)}\n", *map(text, _notes(record)), ""]
+    lines += table(HEADER, league_rows(record))
+    lines += ["", *(f"- {text(each)}" for each in _failures(record))]
     return "\n".join(lines) + "\n"
 
 
 def render_league_page(record: LeagueRecord) -> str:
     """Return the league as one self-contained page."""
     title = f"Loaders on {record.device_class}"
-    parts = [f"<h1>{html.escape(title)}</h1>"]
-    parts += [f"<p>{html.escape(each)}</p>" for each in _notes(record)]
-    parts.append(table(HEADER, league_rows(record), figures=range(1, len(HEADER))))
+    parts = [f"<h1>{HTML.text(title)}</h1>"]
+    parts += [f"<p>{HTML.text(each)}</p>" for each in _notes(record)]
+    parts.append(html_table(HEADER, league_rows(record), figures=range(1, len(HEADER))))
     timed = [each for each in record.standings if each.rates_gbs]
     if can_draw() and timed:
         from loadproof.report import plots  # noqa: PLC0415 -- only where matplotlib is
@@ -148,7 +149,7 @@ def render_league_page(record: LeagueRecord) -> str:
         bars = [plots.Bar(each.name, each.rates_gbs, _median_gbs(record, each)) for each in timed]
         parts.append(plot(plots.league(bars)))
     parts.append("<ul>")
-    parts += [f"<li>{html.escape(each)}</li>" for each in _failures(record)]
+    parts += [f"<li>{HTML.text(each)}</li>" for each in _failures(record)]
     parts.append("</ul>")
     return document(title, "\n".join(parts))
 

@@ -9,11 +9,13 @@ from loadproof.judge.verdict import time_change, time_range
 from loadproof.measure.controls import DEVICE_BIT, SERVED_BIT
 from loadproof.measure.messages import Result
 from loadproof.plan.schedule import ARMS
+from loadproof.report.marks import MARKDOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loadproof.measure.legs import Leg
+    from loadproof.report.marks import Marks
     from loadproof.report.receipt import Predicate, Statement
 
 _MEANING = {
@@ -61,40 +63,42 @@ def render(statement: Statement) -> str:
 def _lines(statement: Statement) -> Iterator[str]:
     predicate = statement.predicate
     conclusion, policy = predicate.conclusion, predicate.policy
-    yield f"# {headline(predicate)}\n"
+    text, code = MARKDOWN.text, MARKDOWN.code
+    yield f"# {text(headline(predicate))}\n"
     yield (
         f"Required: **{conclusion.requirement}**, and that is **{conclusion.answer}** "
         f"(exit status {predicate.exit_status}). Class of this receipt: "
-        f"**{predicate.device_class}**. It is {predicate.integrity}, not signed.\n"
+        f"**{text(predicate.device_class)}**. It is {predicate.integrity}, not signed.\n"
     )
-    yield from (f"- `{each.code}`: {each.sentence}" for each in conclusion.reasons)
+    yield from (f"- {code(each.code)}: {text(each.sentence)}" for each in conclusion.reasons)
     yield "\n## Time\n"
-    yield from _table(TIME_HEADER, time_rows(predicate))
+    yield from table(TIME_HEADER, time_rows(predicate))
     yield (
-        f"\n{predicate.blocks} mirrored blocks, seed {predicate.seed}, policy `{policy.name}` "
+        f"\n{predicate.blocks} mirrored blocks, seed {predicate.seed}, policy {code(policy.name)} "
         f"(`{policy.digest()}`): margin {time_change(-policy.margin_log_ratio)}, planted delay "
         f"{policy.planted_delay_fraction:.0%}."
     )
     yield "\n## Weights and controls\n"
     yield from _weights(statement)
     yield "\n## Served output\n"
-    yield from served_sentences(predicate)
+    yield from map(text, served_sentences(predicate))
     yield ""
-    yield from _table(SERVED_HEADER, served_rows(predicate))
+    yield from table(SERVED_HEADER, served_rows(predicate))
     yield "\n## Memory\n"
-    yield from _table(MEMORY_HEADER, memory_rows(predicate))
+    yield from table(MEMORY_HEADER, memory_rows(predicate))
     yield f"\n{MEMORY_NOTE}"
     yield "\n## What ran, and where\n"
-    yield from (f"- {each}" for each in provenance(predicate))
+    yield from (f"- {each}" for each in provenance(predicate, MARKDOWN))
     yield "\n## Not run\n"
-    yield from (f"- {each.what}: not run: {each.why}." for each in predicate.not_run)
+    yield from (f"- {text(each.what)}: not run: {text(each.why)}." for each in predicate.not_run)
 
 
-def _table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+def table(header: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
     yield "| " + " | ".join(header) + " |"
     yield "|" + " --- |" * len(header)
     for row in rows:
-        yield "| " + " | ".join(row) + " |"
+        yield "| " + " | ".join(map(MARKDOWN.text, row)) + " |"
 
 
 def _results(legs: Sequence[Leg], arm: str) -> list[tuple[Leg, Result]]:
@@ -190,7 +194,7 @@ def _mib(values: Iterator[int | None]) -> str:
 
 
 def _weights(statement: Statement) -> Iterator[str]:
-    predicate = statement.predicate
+    predicate, text, code = statement.predicate, MARKDOWN.text, MARKDOWN.code
     yield (
         f"{predicate.tensors} tensors, {predicate.checkpoint_bytes:,} bytes; digest of all: "
         f"`sha256:{statement.subject[0].digest.sha256}`."
@@ -201,14 +205,16 @@ def _weights(statement: Statement) -> Iterator[str]:
         state = f"{len(each.differences)} tensors differ" if each.differences else "equal"
         hazards = f", {len(each.hazards)} hazards" if each.hazards else ""
         yield f"- Hash leg of {each.arm}: {state}{hazards}."
-        yield from (f"  - `{one.tensor}`: {one.sentence()}" for one in each.differences[:10])
+        yield from (
+            f"  - {code(one.tensor)}: {text(one.sentence())}" for one in each.differences[:10]
+        )
     for control in predicate.controls:
-        blamed = "blamed " + (", ".join(f"`{name}`" for name in control.blamed) or "nothing")
+        blamed = "blamed " + (", ".join(map(code, control.blamed)) or "nothing")
         if control.name == SERVED_BIT:
             blamed = "changed the served output" if control.found else "changed nothing"
-        planted = f"{control.planted}, in `{control.tensor}`"
-        yield f"- Control `{control.name}` ({planted}): {blamed}."
-        yield from (f"  - seen: {each}" for each in control.seen[:3])
+        planted = f"{text(control.planted)}, in {code(control.tensor)}"
+        yield f"- Control {code(control.name)} ({planted}): {blamed}."
+        yield from (f"  - seen: {text(each)}" for each in control.seen[:3])
 
 
 def _audits(predicate: Predicate) -> Iterator[str]:
@@ -225,47 +231,50 @@ def _audits(predicate: Predicate) -> Iterator[str]:
         )
 
 
-def provenance(predicate: Predicate) -> Iterator[str]:
-    """Yield what ran and where, one sentence each."""
-    yield from _arms(predicate)
-    yield from _environment(predicate)
+def provenance(predicate: Predicate, marks: Marks) -> Iterator[str]:
+    """Yield what ran and where, one sentence each, in the marks of the page it is for."""
+    yield from _arms(predicate, marks)
+    yield from _environment(predicate, marks)
 
 
-def _arms(predicate: Predicate) -> Iterator[str]:
+def _arms(predicate: Predicate, marks: Marks) -> Iterator[str]:
+    text, code = marks.text, marks.code
     for name, arm in predicate.arms.items():
         options = ", ".join(f"{key}={value}" for key, value in arm.options.items()) or "none"
+        whole = f"options {text(options)}, package {code(arm.digest)}."
         if arm.loader is not None:
             version = arm.loader.version or "of unknown version"
             yield (
-                f"{name}: loader `{arm.loader.name}` ({arm.loader.distribution} {version}), "
-                f"options {options}, package `{arm.digest}`."
+                f"{text(name)}: loader {code(arm.loader.name)} "
+                f"({text(arm.loader.distribution)} {text(version)}), {whole}"
             )
         if arm.revision is None:
             continue
         revision = arm.revision
         state = "with uncommitted changes" if revision.dirty else "clean"
-        branch = f" on branch `{revision.branch}`" if revision.branch else ""
+        branch = f" on branch {code(revision.branch)}" if revision.branch else ""
         yield (
-            f"{name}: `{revision.spoken}`{branch}, commit `{revision.commit[:12]}`, {state}, "
-            f"`{arm.entry or ' '.join(arm.command or ())}`, options {options}, "
-            f"package `{arm.digest}`."
+            f"{text(name)}: {code(revision.spoken)}{branch}, commit {code(revision.commit[:12])}, "
+            f"{state}, {code(arm.entry or ' '.join(arm.command or ()))}, {whole}"
         )
         if revision.note:
-            yield revision.note
+            yield text(revision.note)
 
 
-def _environment(predicate: Predicate) -> Iterator[str]:
-    environment = predicate.environment
+def _environment(predicate: Predicate, marks: Marks) -> Iterator[str]:
+    environment, text = predicate.environment, marks.text
     if predicate.device is not None:
         major, minor = predicate.device.capability
         fake = " (fake)" if predicate.device.fake else ""
-        yield f"Device: {predicate.device.name}{fake}, compute capability {major}.{minor}."
-    yield (
-        f"Machine: {environment.machine}, {environment.cpu or 'unnamed processor'}, "
-        f"{environment.cpu_count} processors, kernel {environment.kernel}, {environment.python}."
+        name = text(predicate.device.name)
+        yield f"Device: {name}{fake}, compute capability {major}.{minor}."
+    cpu = environment.cpu or "unnamed processor"
+    yield text(
+        f"Machine: {environment.machine}, {cpu}, {environment.cpu_count} processors, "
+        f"kernel {environment.kernel}, {environment.python}."
     )
     versions = (f"{name} {version or 'absent'}" for name, version in environment.packages.items())
-    yield f"Packages: {', '.join(versions)}."
+    yield text(f"Packages: {', '.join(versions)}.")
     routes = predicate.conclusion.coverage.route_bytes.items()
     listed = ", ".join(f"{route} {count:,}" for route, count in routes) or "not reported"
-    yield f"Bytes by route, candidate's timing legs: {listed}."
+    yield text(f"Bytes by route, candidate's timing legs: {listed}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import importlib.util
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from loadproof.report.markdown import (
     served_sentences,
     time_rows,
 )
+from loadproof.report.marks import HTML
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -77,7 +77,7 @@ def document(title: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{HTML.text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
 
@@ -89,7 +89,7 @@ def table(
 
     def cells(tag: str, row: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{' class=number' if place in figures else ''}>{html.escape(each)}</{tag}>"
+            f"<{tag}{' class=number' if place in figures else ''}>{HTML.text(each)}</{tag}>"
             for place, each in enumerate(row)
         )
 
@@ -107,13 +107,12 @@ def _body(predicate: Predicate, statement: Statement) -> Iterator[str]:
     signed = "It is hashed, not signed, unless an envelope around it says otherwise."
     yield (
         f'<div class="answer {conclusion.answer}">'
-        f"<h1>{html.escape(headline(predicate))}</h1>"
+        f"<h1>{HTML.text(headline(predicate))}</h1>"
         f"<p>Required: {conclusion.requirement}, and that is <b>{conclusion.answer}</b>. "
-        f"Class: <b>{html.escape(predicate.device_class)}</b>. {signed}</p>"
+        f"Class: <b>{HTML.text(predicate.device_class)}</b>. {signed}</p>"
     )
     yield from (
-        f"<p><code>{each.code}</code> {html.escape(each.sentence)}</p>"
-        for each in conclusion.reasons
+        f"<p>{HTML.code(each.code)} {HTML.text(each.sentence)}</p>" for each in conclusion.reasons
     )
     yield "</div>\n<h2>Time</h2>"
     yield table(TIME_HEADER, time_rows(predicate), figures=range(2, 6))
@@ -137,7 +136,7 @@ def _body(predicate: Predicate, statement: Statement) -> Iterator[str]:
         figures=range(1, 3),
     )
     yield "<h2>Served output</h2>"
-    yield from (f"<p>{html.escape(each)}</p>" for each in served_sentences(predicate))
+    yield from (f"<p>{HTML.text(each)}</p>" for each in served_sentences(predicate))
     if any(served_rows(predicate)):
         yield table(SERVED_HEADER, served_rows(predicate), figures=(1, 3, 4, 5))
     yield "<h2>Controls</h2>"
@@ -146,10 +145,10 @@ def _body(predicate: Predicate, statement: Statement) -> Iterator[str]:
     else:
         yield "<p>None was planted; the reason is under what was not run.</p>"
     yield "<h2>What ran, and where</h2>\n<ul>"
-    yield from (f"<li>{_with_code(line)}</li>" for line in provenance(predicate))
+    yield from (f"<li>{line}</li>" for line in provenance(predicate, HTML))
     yield "</ul>\n<h2>Not run</h2>\n<ul>"
     yield from (
-        f"<li>{html.escape(each.what)}: {html.escape(each.why)}</li>" for each in predicate.not_run
+        f"<li>{HTML.text(each.what)}: {HTML.text(each.why)}</li>" for each in predicate.not_run
     )
     yield "</ul>\n<h2>Every tensor</h2>"
     yield from _tensors(predicate)
@@ -199,14 +198,6 @@ def _tensors(predicate: Predicate) -> Iterator[str]:
         differ = f"{len(hidden):,} of them differ" if hidden else "none of them differs"
         listed = f"{left_out:,} more tensors are not shown here; {differ}. {listed}"
     yield f'<p class="note">{listed}</p>'
-
-
-def _with_code(line: str) -> str:
-    """Turn Markdown's backticks into code."""
-    pieces = html.escape(line).split("`")
-    return "".join(
-        f"<code>{piece}</code>" if place % 2 else piece for place, piece in enumerate(pieces)
-    )
 
 
 def _time_plots(predicate: Predicate) -> Iterator[str]:

@@ -23,7 +23,7 @@ from loadproof.measure.legs import Leg, NotRun, WeightsCheck
 from loadproof.measure.messages import DeviceFacts, Result
 from loadproof.measure.serve_legs import ServingPlan
 from loadproof.plan.arms import Arm
-from loadproof.plan.policy import Policy
+from loadproof.plan.policy import BLOCKS_MAX, Policy
 from loadproof.plan.schedule import REFERENCE
 from loadproof.report.consistency import class_of_legs, contradiction, device_of_legs
 from loadproof.report.privacy import first_private_text, without_paths
@@ -39,6 +39,8 @@ PREDICATE_TYPE: Final = "urn:loadproof:receipt:v1"
 # Some 400 kB of a receipt; a checkpoint with more tensors is listed in part.
 TENSORS_LISTED_MAX = 2000
 
+# More could not be judged in a moment, nor, in a receipt that somebody made up, in any time.
+_Blocks = Annotated[int, msgspec.Meta(ge=1, le=BLOCKS_MAX)]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -114,7 +116,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     controls: tuple[Control, ...]
     policy: Policy
     policy_digest: str
-    blocks: int
+    blocks: _Blocks
     seed: int
     arms: dict[str, Arm]
     cache: Wanted
@@ -221,9 +223,6 @@ def _tensor_lines(plan: TrialPlan, trial: Trial) -> Iterator[TensorLine]:
     first = plan.truth.tensors[:TENSORS_LISTED_MAX]
     more = [each for each in plan.truth.tensors[TENSORS_LISTED_MAX:] if each.name in wrong]
     for each in (*first, *more[:TENSORS_LISTED_MAX]):
-        # A name that reads like a place on the machine would be cut, and no longer be the name.
-        if first_private_text(each.name) is not None:
-            continue
         yield TensorLine(
             name=each.name,
             dtype=each.dtype,
@@ -237,11 +236,7 @@ def _tensor_lines(plan: TrialPlan, trial: Trial) -> Iterator[TensorLine]:
 def _not_shown(plan: TrialPlan, trial: Trial) -> tuple[NotRun, ...]:
     """Say which claims this trial cannot support, because of where and how it ran."""
     found = class_of_legs(trial.legs)
-    missing = []
-    if found != "gb10":
-        missing.append(NotRun("anything about a GB10", "no GB10: this trial ran elsewhere"))
-    if found in {"rehearsal", "unknown"}:
-        missing.append(NotRun("time on a GPU", "no GPU: copies ran in host memory"))
+    missing = [*_not_on_hardware(trial, found)]
     if any(each.arm.command is not None for each in (plan.baseline, plan.candidate)):
         missing.append(
             NotRun(
@@ -275,6 +270,19 @@ def _not_shown(plan: TrialPlan, trial: Trial) -> tuple[NotRun, ...]:
     if refused is not None:
         missing.append(NotRun("the GPU's clocks, power and temperature", refused))
     return tuple(missing)
+
+
+def _not_on_hardware(trial: Trial, found: str) -> Iterator[NotRun]:
+    """Say of which hardware a trial of this class says nothing."""
+    if found == "unknown":
+        why = "its legs did not all run on one and the same device"
+        if device_of_legs(trial.legs) is None:
+            why = "no leg came so far as to say what it ran on"
+        yield NotRun("anything about a GPU", why)
+    elif found == "rehearsal":
+        yield NotRun("time on a GPU", "no GPU: copies ran in host memory")
+    if found not in {"unknown", "gb10"}:
+        yield NotRun("anything about a GB10", "no GB10: this trial ran elsewhere")
 
 
 def _partly_audited(plan: TrialPlan, trial: Trial) -> Iterator[NotRun]:
