@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import textwrap
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fixtures.checkpoints import Tensor, write_checkpoint
+from loadproof.measure import legs
 from loadproof.measure.messages import Request
+from loadproof.measure.template import Template
 from loadproof.plan.identity import package_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -31,6 +34,36 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder, [TENSORS], seed=11)
     return folder
+
+
+class Lent:
+    """A template that whoever borrows it cannot end."""
+
+    def __init__(self, template: Template) -> None:
+        self.fork = template.fork
+
+    def close(self) -> None:
+        """Do nothing: the next trial forks from it too."""
+
+
+@pytest.fixture(scope="module")
+def kept_templates() -> Iterator[None]:
+    """Let all trials of a module fork their legs from the same processes.
+
+    Starting one that imports transformers takes longer than the legs of a small trial.  Whoever
+    asks for other modules or another environment gets another process, as ever.
+    """
+    kept: dict[object, Template] = {}
+
+    def lend(modules: Sequence[str], environment: Mapping[str, str] | None = None) -> Lent:
+        asked = (tuple(modules), frozenset((environment or {}).items()))
+        if asked not in kept:
+            kept[asked] = closing.enter_context(Template(modules, environment))
+        return Lent(kept[asked])
+
+    with ExitStack() as closing, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(legs, "Template", lend)
+        yield
 
 
 @pytest.fixture

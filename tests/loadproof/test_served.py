@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("kept_templates")
+
 LOADS = """
     from weightload import load as _load
 
