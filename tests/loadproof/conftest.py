@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fixtures.checkpoints import Tensor, write_checkpoint
-from loadproof.measure import legs
 from loadproof.measure.messages import Request
 from loadproof.measure.template import Template
 from loadproof.plan.identity import package_digest
@@ -43,15 +42,15 @@ class Lent:
         self.fork = template.fork
 
     def close(self) -> None:
-        """Do nothing: the next trial forks from it too."""
+        """Do nothing: others fork from it too."""
 
 
 @pytest.fixture(scope="module")
 def kept_templates() -> Iterator[None]:
-    """Let all trials of a module fork their legs from the same processes.
+    """Let all legs of a module be forked from the same processes.
 
-    Starting one that imports transformers takes longer than the legs of a small trial.  Whoever
-    asks for other modules or another environment gets another process, as ever.
+    Starting one takes longer than a small leg, and with transformers longer than a small trial.
+    Whoever asks for other modules or another environment gets another process, as ever.
     """
     kept: dict[object, Template] = {}
 
@@ -62,7 +61,8 @@ def kept_templates() -> Iterator[None]:
         return Lent(kept[asked])
 
     with ExitStack() as closing, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(legs, "Template", lend)
+        patch.setattr("loadproof.measure.legs.Template", lend)
+        patch.setattr("fixtures.legs.Template", lend)
         yield
 
 
