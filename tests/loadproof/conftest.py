@@ -27,12 +27,21 @@ TENSORS = (
 )
 
 
+def _small_checkpoint(folder: Path) -> Path:
+    write_checkpoint(folder, [TENSORS], seed=11)
+    return folder
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A folder with five tensors of random bytes, one of them empty and one a scalar."""
-    folder = tmp_path / "checkpoint"
-    write_checkpoint(folder, [TENSORS], seed=11)
-    return folder
+    return _small_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def kept_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same folder, for trials that several tests look at."""
+    return _small_checkpoint(tmp_path_factory.mktemp("kept") / "checkpoint")
 
 
 class Lent:
@@ -61,6 +70,8 @@ def kept_templates() -> Iterator[None]:
         return Lent(kept[asked])
 
     with ExitStack() as closing, pytest.MonkeyPatch.context() as patch:
+        # They have what the harness gives them, and not what the tests gave themselves.
+        patch.delenv("OMP_WAIT_POLICY")
         patch.setattr("loadproof.measure.legs.Template", lend)
         patch.setattr("fixtures.legs.Template", lend)
         yield

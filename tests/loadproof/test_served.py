@@ -63,10 +63,11 @@ LACKS_ONE_WHERE_IT_SERVES = """import sys
             loaded._tensors.pop("model.norm.weight")"""
 
 
-OFFLINE_WHERE_IT_SERVES = """import sys
+CAREFUL_WHERE_IT_SERVES = """import os, sys
         if "transformers" in sys.modules:
             from huggingface_hub import constants
-            assert constants.HF_HUB_OFFLINE"""
+            assert constants.HF_HUB_OFFLINE
+            assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE" """
 
 
 def written(folder: Path, family: str = "qwen2 tied") -> Path:
@@ -515,8 +516,11 @@ def test_another_class_dtype_or_number_of_prompts_is_a_difference() -> None:
 
 
 def test_serve_legs_alone_bring_in_torch_and_none_asks_the_network(tmp_path: Path) -> None:
-    """Served output costs its own legs and no other; the hub's client is offline there."""
-    candidate = stub(tmp_path, OFFLINE_WHERE_IT_SERVES)
+    """Served output costs its own legs and no other; there the hub's client is offline.
+
+    Nor do torch's threads take the cores from each other there.
+    """
+    candidate = stub(tmp_path, CAREFUL_WHERE_IT_SERVES)
     trial = tried(plan(written(tmp_path / "model"), candidate=candidate))
     assert "B" in trial.served
     steps = {
