@@ -51,8 +51,8 @@ def host(session: nox.Session) -> None:
     """Run every test that needs no GPU, with branch coverage."""
     session.install(*PINNED, ".", *_group("test"), *BUILD)
     # What is traced is slow: benchmarks are run once here, as tests, and say no times.
-    once = "--benchmark-disable"
-    session.run("pytest", "--cov", "--cov-report=term:skip-covered", once, *session.posargs)
+    options = ("--cov", "--cov-report=term:skip-covered", "--benchmark-disable", "--durations=20")
+    session.run("pytest", *options, *session.posargs)
 
 
 @nox.session
