@@ -14,6 +14,10 @@ from loadproof.gate import DeviceClass, GateError, require
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# torch's threads sleep while they wait for each other: where they spin, and other work is done
+# on the same cores, a small model takes seconds.  It is read when torch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # CI explores the same examples on every run; a developer's machine explores new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("dev", deadline=None)

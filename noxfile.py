@@ -50,7 +50,9 @@ def lint(session: nox.Session) -> None:
 def host(session: nox.Session) -> None:
     """Run every test that needs no GPU, with branch coverage."""
     session.install(*PINNED, ".", *_group("test"), *BUILD)
-    session.run("pytest", "--cov", "--cov-report=term:skip-covered", *session.posargs)
+    # What is traced is slow: benchmarks are run once here, as tests, and say no times.
+    options = ("--cov", "--cov-report=term:skip-covered", "--benchmark-disable", "--durations=20")
+    session.run("pytest", *options, *session.posargs)
 
 
 @nox.session

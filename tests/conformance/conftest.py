@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def run_on_fake(row: Row) -> str:
 
 @pytest.fixture(scope="session")
 def fake_runner() -> Runner:
-    """Runs a row on the fake."""
-    return run_on_fake
+    """Runs a row on the fake, once for all tests that ask."""
+    return cache(run_on_fake)
 
 
 @pytest.fixture(scope="session")

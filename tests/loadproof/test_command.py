@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 import pytest
 
-from fixtures.legs import HARNESS, run
-from fixtures.processes import written
+from fixtures.legs import HARNESS, legs_left, run
+from fixtures.processes import has_ended, written
 from fixtures.programs import program_request, reference_request
 from loadproof.measure.command import CommandError, CommandLoader
 from loadproof.measure.device import Device
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Program = Callable[..., Request]
+
+pytestmark = pytest.mark.usefixtures("kept_templates")
 
 # Speaks rightly, of one tensor of eight zero bytes in shared memory; each test changes a piece.
 PROGRAM = """
@@ -132,7 +133,7 @@ def in_shared_memory() -> Iterator[Path]:
 def outcome(wanted: Request, timeout_s: float = 60.0) -> Result | Failure:
     """Run a leg and check that none of its processes is left."""
     ended = run(wanted, timeout_s)
-    assert psutil.Process().children(recursive=True) == []
+    assert legs_left() == []
     return ended.outcome
 
 
@@ -366,11 +367,23 @@ def test_the_checkpoint_itself_is_not_written_to(
 
 
 @pytest.mark.parametrize("piece", ["HELLO", "LOAD", "RELEASE"])
-def test_a_program_that_hangs_is_killed_with_its_children(program: Program, piece: str) -> None:
+def test_a_program_that_hangs_is_killed_with_its_children(
+    program: Program, tmp_path: Path, piece: str
+) -> None:
     """After the time-out the whole group is gone, whatever step it was at."""
-    hangs = "import subprocess; subprocess.Popen(['sleep', '1000']); time.sleep(1000)"
+    path = str(tmp_path / "pid")
+    hangs = f"""
+        hear()
+        import subprocess
+        child = subprocess.Popen(["sleep", "1000"])
+        with open({path + ".part"!r}, "w") as file:
+            file.write(str(child.pid))
+        os.rename({path + ".part"!r}, {path!r})
+        time.sleep(1000)
+        """
     found = outcome(program(pieces={piece: hangs}), timeout_s=3.0)
     assert found == Failure("leg-timeout", "It did not end within 3 s and was killed.")
+    assert has_ended(int(written(tmp_path / "pid")))
 
 
 def test_a_program_that_closes_its_output_and_stays_is_killed(program: Program) -> None:
@@ -509,8 +522,7 @@ def test_a_killed_harness_leaves_no_program(program: Program, tmp_path: Path) ->
             assert harness.stdin is not None
             with harness.stdin:
                 harness.stdin.write(wanted)
-            loader = psutil.Process(int(written(tmp_path / "pid")))
+            loader = int(written(tmp_path / "pid"))
         finally:
             harness.kill()
-    psutil.wait_procs([loader], timeout=10)
-    assert not loader.is_running() or loader.status() == psutil.STATUS_ZOMBIE
+    assert has_ended(loader)

@@ -35,6 +35,8 @@ from loadproof.plan.policy import load_policy
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("kept_templates")
+
 
 def plan(checkpoint: Path, **changes: Any) -> TrialPlan:
     """A short trial of this environment's loader against itself."""

@@ -6,7 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from loadproof.qualify import _require_one_difference
 from loadproof.report.receipt import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 COPY = ("cp", "-R", "{source}/.", "{site}")
@@ -56,11 +58,37 @@ def failures(predicate: dict[str, Any]) -> list[dict[str, Any]]:
     return [leg["outcome"] for leg in predicate["legs"] if leg["outcome"]["type"] == "failure"]
 
 
+class Against(NamedTuple):
+    """A trial of a project against itself."""
+
+    project: Path
+    status: int
+    said: str
+    predicate: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def against_itself(
+    tmp_path_factory: pytest.TempPathFactory, kept_checkpoint: Path
+) -> Callable[[str], Against]:
+    """Qualify main of one of the projects against main; the tests below look at one trial each."""
+
+    @cache
+    def tried(name: str) -> Against:
+        project = project_of(tmp_path_factory.mktemp(name), name)
+        # A program's routes are its own; only weightload's are known beforehand.
+        route = ["--changed-route=whole-file"] if name == "command_loader" else []
+        done, predicate = qualify(project, kept_checkpoint, "--candidate=main", *route)
+        return Against(project, done.returncode, done.stderr, predicate)
+
+    return tried
+
+
 @pytest.mark.parametrize("name", ["command_loader", "entry_loader"])
-def test_a_project_against_itself(tmp_path: Path, checkpoint: Path, name: str) -> None:
+def test_a_project_against_itself(against_itself: Callable[[str], Against], name: str) -> None:
     """Its weights are equal, every control is blamed, every timing leg is audited."""
-    done, predicate = qualify(project_of(tmp_path, name), checkpoint, "--candidate=main")
-    assert done.returncode == 3, done.stderr
+    _, status, said, predicate = against_itself(name)
+    assert status == 3, said
     assert failures(predicate) == []
     assert predicate["conclusion"]["weights"] == "equal"
     assert [each["found"] for each in predicate["controls"]] == [True] * 4
@@ -77,12 +105,11 @@ def test_a_project_against_itself(tmp_path: Path, checkpoint: Path, name: str) -
     assert codes <= {"blocks-too-few", "delay-missed", "same-code-differs"}
 
 
-def test_what_a_receipt_says_of_a_program(tmp_path: Path, checkpoint: Path) -> None:
+def test_what_a_receipt_says_of_a_program(
+    against_itself: Callable[[str], Against], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Its command and what it says of itself are recorded; what was not looked at is listed."""
-    project = project_of(tmp_path, "command_loader")
-    route = "--changed-route=whole-file"
-    _, predicate = qualify(project, checkpoint, "--candidate=main", route)
-    # Its routes are its own; only weightload's are known beforehand.
+    project, _, _, predicate = against_itself("command_loader")
     assert predicate["conclusion"]["coverage"]["fraction"] == 1.0
     arm = predicate["arms"]["B"]
     assert arm["entry"] is None
@@ -96,13 +123,14 @@ def test_what_a_receipt_says_of_a_program(tmp_path: Path, checkpoint: Path) -> N
     assert predicate["device"]["name"] == "shared memory"
     report = (project / "out" / "report.md").read_text("utf-8")
     assert "`{python} {site}/bin/loader.py`" in report
-    assert str(tmp_path) not in report
+    assert str(tmp_path_factory.getbasetemp()) not in report
 
 
-def test_the_version_of_what_was_installed_is_recorded(tmp_path: Path, checkpoint: Path) -> None:
+def test_the_version_of_what_was_installed_is_recorded(
+    against_itself: Callable[[str], Against],
+) -> None:
     """A distribution in an arm's folder is named with its version."""
-    project = project_of(tmp_path, "entry_loader")
-    _, predicate = qualify(project, checkpoint, "--candidate=main")
+    predicate = against_itself("entry_loader").predicate
     assert predicate["arms"]["B"]["versions"] == {"plainload": "2.3"}
     assert predicate["arms"]["B"]["entry"] == "plainload.whole:bring"
 

@@ -7,6 +7,7 @@ import json
 import shutil
 import textwrap
 from contextlib import closing
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("kept_templates")
+
 LOADS = """
     from weightload import load as _load
 
@@ -61,10 +64,11 @@ LACKS_ONE_WHERE_IT_SERVES = """import sys
             loaded._tensors.pop("model.norm.weight")"""
 
 
-OFFLINE_WHERE_IT_SERVES = """import sys
+CAREFUL_WHERE_IT_SERVES = """import os, sys
         if "transformers" in sys.modules:
             from huggingface_hub import constants
-            assert constants.HF_HUB_OFFLINE"""
+            assert constants.HF_HUB_OFFLINE
+            assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE" """
 
 
 def written(folder: Path, family: str = "qwen2 tied") -> Path:
@@ -115,13 +119,29 @@ def reasons(trial: Trial) -> dict[str, str]:
     return {each.what: each.why for each in trial.not_run}
 
 
+@pytest.fixture(scope="module")
+def honest(
+    kept_templates: None,  # noqa: ARG001 -- its legs are forked from them
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], tuple[TrialPlan, Trial]]:
+    """Try a model of a family whose candidate only looks at where it serves, once for all."""
+
+    @cache
+    def trial_of(family: str) -> tuple[TrialPlan, Trial]:
+        folder = tmp_path_factory.mktemp("honest")
+        candidate = stub(folder, CAREFUL_WHERE_IT_SERVES)
+        the_plan = plan(written(folder / "model", family), candidate=candidate)
+        return the_plan, tried(the_plan)
+
+    return trial_of
+
+
 @pytest.mark.parametrize("family", ["qwen2 tied", "bert", "t5 untied"])
 def test_both_arms_serve_the_reference_s_output_and_a_spoilt_weight_shows(
-    tmp_path: Path, family: str
+    honest: Callable[[str], tuple[TrialPlan, Trial]], family: str
 ) -> None:
     """Greedy tokens, or the model's own output; one weight made huge changes it."""
-    the_plan = plan(written(tmp_path / "model", family))
-    trial = tried(the_plan)
+    the_plan, trial = honest(family)
     conclusion = conclude(the_plan, trial, "no-regression")
     assert conclusion.served == "equal"
     assert set(trial.served) == {"reference", "A", "B"}
@@ -512,10 +532,14 @@ def test_another_class_dtype_or_number_of_prompts_is_a_difference() -> None:
     assert first_difference(served(), served(place="cuda")) is None
 
 
-def test_serve_legs_alone_bring_in_torch_and_none_asks_the_network(tmp_path: Path) -> None:
-    """Served output costs its own legs and no other; the hub's client is offline there."""
-    candidate = stub(tmp_path, OFFLINE_WHERE_IT_SERVES)
-    trial = tried(plan(written(tmp_path / "model"), candidate=candidate))
+def test_serve_legs_alone_bring_in_torch_and_none_asks_the_network(
+    honest: Callable[[str], tuple[TrialPlan, Trial]],
+) -> None:
+    """Served output costs its own legs and no other; there the hub's client is offline.
+
+    Nor do torch's threads take the cores from each other there.
+    """
+    _, trial = honest("qwen2 tied")
     assert "B" in trial.served
     steps = {
         leg.purpose: set(leg.outcome.phases_s)

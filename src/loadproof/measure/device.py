@@ -218,15 +218,19 @@ class Device:
             DeviceError: A copy failed, or a tensor is not laid out contiguously.
         """
         pinned = int(self._call("cuMemHostAlloc", _READ_BACK_BYTES, _PORTABLE))
-        found = manifest_of(tensors, lambda name, each: self._read_back(name, each, pinned))
+        found = manifest_of(
+            tensors, lambda name, each: self._read_back(name, each, pinned, _READ_BACK_BYTES)
+        )
         self._call("cuMemFreeHost", pinned)
         return found
 
     def chunks(self, name: str, tensor: Any) -> Iterator[memoryview]:  # noqa: ANN401
         """Read one tensor back in chunks, each good until the next is asked for."""
-        pinned = int(self._call("cuMemHostAlloc", _READ_BACK_BYTES, _PORTABLE))
+        # Pinning takes time by the byte, and a model has many small tensors.
+        room = min(max(1, int(tensor.nbytes)), _READ_BACK_BYTES)
+        pinned = int(self._call("cuMemHostAlloc", room, _PORTABLE))
         try:
-            yield from self._read_back(name, tensor, pinned)
+            yield from self._read_back(name, tensor, pinned, room)
         finally:
             self.synchronize()
             self._call("cuMemFreeHost", pinned)
@@ -259,14 +263,21 @@ class Device:
         """Return what the fake found wrong so far; a GPU finds nothing by itself."""
         return tuple(str(each) for each in self._fake.hazards) if self._fake else ()
 
-    def _read_back(self, name: str, tensor: Any, pinned: int) -> Iterator[memoryview]:  # noqa: ANN401
+    def _read_back(
+        self,
+        name: str,
+        tensor: Any,  # noqa: ANN401
+        pinned: int,
+        room: int,
+    ) -> Iterator[memoryview]:
+        """Read one tensor back through a pinned buffer that has this much room, in bytes."""
         is_contiguous = getattr(tensor, "is_contiguous", None)
         if is_contiguous is not None and not is_contiguous():
             raise DeviceError(f"Tensor {name!r} is not contiguous, so its bytes have no order.")
-        window = memoryview((ctypes.c_ubyte * _READ_BACK_BYTES).from_address(pinned))
+        window = memoryview((ctypes.c_ubyte * room).from_address(pinned))
         address, left = int(tensor.data_ptr()), int(tensor.nbytes)
         while left:
-            count = min(left, _READ_BACK_BYTES)
+            count = min(left, room)
             self._call("cuMemcpyDtoH", pinned, address, count)
             yield window[:count]
             address += count

@@ -21,6 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+# By name: transformers imports its machinery, which takes seconds, only where a name is asked
+# for, and here that is once for all serve legs (see ``template``).
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+
 from loadproof.errors import ServingError
 from loadproof.measure.device import DTYPE_NAMES, dtype_name
 from loadproof.measure.messages import Answer, OutputDigest, Served
@@ -58,9 +62,7 @@ class Server:
         self._placed = {} if device.facts().fake else {"device_map": device.loader_device}
         self._config = _tried(
             "its config",
-            lambda: transformers.AutoConfig.from_pretrained(
-                serving.folder, trust_remote_code=False
-            ),
+            lambda: AutoConfig.from_pretrained(serving.folder, trust_remote_code=False),
         )
         self._class = _model_class(self._config)
         dtype = getattr(self._config, "dtype", None)
@@ -139,7 +141,7 @@ class Server:
             )
         if model.can_generate():
             # Read from the folder by one way of building and not by the other.
-            model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
+            model.generation_config = GenerationConfig.from_model_config(model.config)
         return model
 
     def _answer(self, model: Any, asked_tokens: int) -> Answer:  # noqa: ANN401 -- see above
@@ -220,7 +222,7 @@ def _model_class(config: Any) -> Any:  # noqa: ANN401 -- transformers has no typ
     """Return the class that wrote the checkpoint, or the one that its config leads to."""
     for name in config.architectures or ():
         found = getattr(transformers, name, None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        if isinstance(found, type) and issubclass(found, PreTrainedModel):
             return found
     library: Any = transformers
     for mapping in (library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_MAPPING):

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 # What serve legs import, as the harness's own, before an arm's folder is on the path.  They ask
-# nobody on the network, and the hub's client reads that once.
+# nobody on the network, and the hub's client reads that once.  On the CPU torch's threads sleep
+# while they wait for each other: where other work is done beside them, those that spin instead
+# take from each other what they wait for, and a fraction of a second becomes many.
 SERVER_MODULE = "loadproof.measure.server"
-SERVER_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+SERVER_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 # What is asked of the process: fork a leg whose standard files come along, or collect one.
 _FORK, _COLLECT = 1, 2
