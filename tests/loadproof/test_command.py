@@ -11,10 +11,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 import pytest
 
 from fixtures.legs import HARNESS, legs_left, run
@@ -505,6 +508,47 @@ def test_an_answer_that_is_there_before_the_load_is_refused(
         loader._process.kill()
         loader._process.communicate()
     assert caught.value.code == "protocol-order"
+
+
+# Starts a program that, between its start and its becoming one, waits to open a pipe.
+_STARTS_ANOTHER = """
+import os, sys
+pid = os.posix_spawn("/bin/cat", ["cat"], {}, file_actions=[
+    (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0),
+])
+os.waitpid(pid, 0)
+"""
+
+
+def _in_state(pid: int, *states: str) -> psutil.Process:
+    """Wait until a process is in one of these states."""
+    process, deadline = psutil.Process(pid), time.monotonic() + 30
+    while process.status() not in states:
+        assert time.monotonic() < deadline, process.status()
+    return process
+
+
+def test_a_program_that_is_starting_another_is_halted(tmp_path: Path) -> None:
+    """It stops once the other has become a program, for which both are let go on."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    loader = CommandLoader([sys.executable, "-c", _STARTS_ANOTHER, str(pipe)])
+    parent = _in_state(loader.pid, psutil.STATUS_DISK_SLEEP)
+    (child,) = parent.children()
+    try:
+        halting = threading.Thread(target=loader._halt)
+        halting.start()
+        _in_state(child.pid, psutil.STATUS_STOPPED)
+        opened = os.open(pipe, os.O_RDWR)
+        halting.join(30)
+        assert not halting.is_alive()
+        assert {parent.status(), child.status()} == {psutil.STATUS_STOPPED}
+        assert child.name() == "cat"
+        os.close(opened)
+    finally:
+        child.kill()
+        loader._process.kill()
+        loader._process.communicate()
 
 
 def test_a_killed_harness_leaves_no_program(program: Program, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # A tensor takes about 150 bytes of a line: this is enough for some 400,000.
 LINE_BYTES_MAX = 64 << 20
 _PIECE_BYTES = 1 << 20
+# How long processes may take to stop, at first.
+_PATIENCE_S = 0.02
 _STILL = "TtZX"  # proc_pid_stat(5): stopped, traced, zombie, dead
 
 _decoder = msgspec.json.Decoder(protocol.Answer)
@@ -238,10 +240,19 @@ class CommandLoader:
 
     def _halt(self) -> None:
         """Stop the loader's processes, and come back when no thread of them runs any more."""
+        patience_s = _PATIENCE_S
+        since = perf_counter()
         while moving := [pid for pid in self._family() if _moves(pid)]:
             for pid in moving:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
+            if perf_counter() - since > patience_s:
+                # One that is just starting another stops only when that one has become a
+                # program, and so never if it was stopped before: all go on for a moment.
+                self._signal(signal.SIGCONT)
+                sleep(patience_s)
+                patience_s *= 2
+                since = perf_counter()
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in self._family():
