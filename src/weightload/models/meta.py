@@ -16,8 +16,11 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-
-_INITIALISERS = frozenset(each for each in vars(torch.nn.init).values() if callable(each))
+_INITIALISERS = frozenset(
+    each
+    for each in vars(torch.nn.init).values()
+    if getattr(each, "__module__", "") == torch.nn.init.__name__
+)
 
 
 class NoMetaInit(TorchFunctionMode):
