@@ -140,7 +140,14 @@ def plan_spans(
             if not joins:
                 if slices:
                     yield _span(offset, end, alignment, slices)
-                offset, slices = position // alignment * alignment, []
+                    slices = []
+                if not position % slot_bytes and position + slot_bytes <= record.end:
+                    # A whole window of one tensor, as most are, needs no more thought.
+                    whole = Slice(tensor, 0, position - record.start, slot_bytes)
+                    yield Span(position, slot_bytes, slot_bytes, (whole,))
+                    position += slot_bytes
+                    continue
+                offset = position // alignment * alignment
                 window_end = position // slot_bytes * slot_bytes + slot_bytes
             end = min(record.end, window_end)
             slices.append(
