@@ -3,16 +3,18 @@
 Python raises KeyboardInterrupt in the main thread, between any two of its steps: while a
 thread is being started, or joined (CPython 3.11 and 3.12 then take it for ended, and a
 second join returns at once), or between taking memory and noting that it was taken. A load
-therefore runs in a thread of its own. The caller's thread waits; an interrupt there asks the
-load to stop, and is raised when the load has stopped and given everything back.
+therefore runs in a thread of its own. The caller's thread waits, with handlers of signals in
+place that do not raise: what a handler would raise, however often, asks the load to stop, and
+is raised when the load has stopped and given everything back.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,47 +22,76 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
+class _Signals:
+    """Python's handlers of signals, kept from raising into the body.
+
+    Attributes:
+        raised: what a handler raised first.
+    """
+
+    def __init__(self, stop: Callable[[BaseException], None]) -> None:
+        self._stop = stop
+        self._found: dict[int, Callable[[int, Any], Any]] = {}
+        self.raised: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        # Only the main thread handles signals, and only there may handlers be changed.
+        if threading.current_thread() is threading.main_thread():
+            try:
+                self._replace()
+            except BaseException:
+                self._restore()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _replace(self) -> None:
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._found[number] = handler
+                # Another interpreter than the main one may not.
+                with suppress(ValueError):
+                    signal.signal(number, self._handle)
+
+    def _restore(self) -> None:
+        for number, handler in self._found.items():
+            # One that the program changed meanwhile is its own.
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:  # noqa: ANN401 - as signal has it
+        try:
+            self._found[number](number, frame)
+        except BaseException as error:  # noqa: BLE001 - raised when the body has ended
+            if self.raised is None:
+                self.raised = error
+                self._stop(error)
+
+
 class _Aside:
     """One piece of work and its thread."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
-        self._thread = threading.Thread(target=self._run, name="weightload")
-        # Whoever takes it first decides whether the work begins.
-        self._claim = threading.Lock()
-        self._ended = threading.Lock()
-        self._ended.acquire()
         self.value: object = None
         self.error: BaseException | None = None
         self.over = False
 
+    def run(self) -> None:
+        """Start the thread, and wait until it has ended."""
+        thread = threading.Thread(target=self._run, name="weightload")
+        thread.start()
+        thread.join()
+
     def _run(self) -> None:
-        if not self._claim.acquire(blocking=False):
-            return
         try:
             self.value = self._work()
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self.error = error
         self.over = True
-        self._ended.release()
-
-    def start(self) -> None:
-        """Begin; an interrupt is raised only if the work has not begun and never will."""
-        try:
-            self._thread.start()
-        except BaseException:
-            if self._claim.acquire(blocking=False):
-                raise
-            raise _BegunError from None
-
-    def wait(self) -> None:
-        """Wait until the work is over; an interrupt here leaves it to be called again."""
-        while not self.over:
-            self._ended.acquire()
-
-
-class _BegunError(Exception):
-    """An interrupt came while the thread was being started, and it runs."""
 
 
 def run_aside(
@@ -80,26 +111,19 @@ def run_aside(
     Raises:
         BaseException: what the work raised, or the interrupt.
     """
-    aside = _Aside(work)
-    interrupt: BaseException | None = None
+    aside, signals = _Aside(work), _Signals(stop)
     try:
-        aside.start()
-    except _BegunError as begun:
-        interrupt = begun.__context__ or KeyboardInterrupt()
-        stop(interrupt)
-    while not aside.over:
-        try:
-            aside.wait()
-        except BaseException as error:  # noqa: BLE001 - raised when the work is over
-            if interrupt is None:
-                interrupt = error
-                stop(error)
+        with signals:
+            aside.run()
+    except BaseException as error:  # noqa: BLE001 - one that came when the handlers were back
+        signals.raised = error
     if aside.error is not None:
         raise aside.error
     value: _T = aside.value  # type: ignore[assignment] # it is what the work returned
-    if interrupt is not None:
-        undo(value)
-        raise interrupt
+    if signals.raised is not None:
+        if aside.over:
+            undo(value)
+        raise signals.raised
     return value
 
 

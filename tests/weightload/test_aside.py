@@ -2,55 +2,100 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 
 from weightload.aside import run_aside
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
+class _Storm:
+    """Work that a storm of interrupts falls on until it is told to stop."""
 
-def interrupted_start(monkeypatch: pytest.MonkeyPatch, *, runs: bool) -> None:
-    """Have Thread.start interrupted before the thread begins, or when it has begun."""
-    honest: Callable[[threading.Thread], None] = threading.Thread.start
+    def __init__(self, *, to_the_end: int) -> None:
+        self.told: list[BaseException] = []
+        self.undone: list[str] = []
+        self._told = threading.Event()
+        self._to_the_end = to_the_end
 
-    def start(thread: threading.Thread) -> None:
-        if runs:
-            honest(thread)
-            thread.join()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-
-
-def test_an_interrupt_before_the_thread_begins_does_no_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The work never begins, and is not waited for."""
-    done: list[str] = []
-    interrupted_start(monkeypatch, runs=False)
-
-    def work() -> str:
-        done.append("work")
+    def work(self) -> str:
+        """Interrupt the main thread until it says stop, and some times more."""
+        while not self._told.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        for _ in range(self._to_the_end):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return "value"
 
-    with pytest.raises(KeyboardInterrupt):
-        run_aside(work, lambda _: done.append("stop"), done.append)
+    def stop(self, error: BaseException) -> None:
+        """Be told."""
+        self.told.append(error)
+        self._told.set()
+
+
+@pytest.mark.parametrize("to_the_end", [0, 1, 1000])
+def test_any_number_of_interrupts_is_one_when_the_work_has_stopped(to_the_end: int) -> None:
+    """Told to stop once, undone once, and raised when no thread of the work is left."""
+    storm = _Storm(to_the_end=to_the_end)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_aside(storm.work, storm.stop, storm.undone.append)
+    assert storm.told == [caught.value]
+    assert storm.undone == ["value"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_does_not_raise_is_called_at_once() -> None:
+    """A program's own signals are handled while it loads, and its handlers stay its own."""
+    seen = threading.Event()
+    found = signal.signal(signal.SIGUSR1, lambda *_: seen.set())
+
+    def work() -> bool:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return seen.wait(60)
+
+    try:
+        assert run_aside(work, lambda _: None, lambda _: None)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, found)
+
+
+def test_a_handler_that_is_set_meanwhile_stays() -> None:
+    """What the program's own handler puts in its place is not undone."""
+
+    def other(*_: object) -> None:
+        """Do nothing."""
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGUSR1, other)
+        seen.set()
+
+    seen = threading.Event()
+    found = signal.signal(signal.SIGUSR1, first)
+
+    def work() -> bool:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return seen.wait(60)
+
+    try:
+        assert run_aside(work, lambda _: None, lambda _: None)
+        assert signal.getsignal(signal.SIGUSR1) is other
+    finally:
+        signal.signal(signal.SIGUSR1, found)
+
+
+def test_a_thread_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was done, so nothing is undone, and the handlers are as they were."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    done: list[str] = []
+    with pytest.raises(RuntimeError, match="new thread"):
+        run_aside(lambda: "value", lambda _: None, done.append)
     assert done == []
-
-
-def test_an_interrupt_when_the_thread_has_begun_undoes_its_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The work is told to stop, waited for, and undone; the interrupt itself is raised."""
-    done: list[object] = []
-    interrupted_start(monkeypatch, runs=True)
-    with pytest.raises(KeyboardInterrupt):
-        run_aside(lambda: "value", lambda error: done.append(type(error)), done.append)
-    assert done == [KeyboardInterrupt, "value"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_what_the_work_raises_is_raised_in_the_callers_thread() -> None:
