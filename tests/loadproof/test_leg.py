@@ -222,6 +222,37 @@ def test_a_loader_that_lies_about_being_done_is_waited_for(stub: Stub) -> None:
     assert by_name["head"].sha256 == hashlib.sha256(b"\7" * 1320).hexdigest()
 
 
+# Hands out the host's own memory, which the driver reads as well as the device's.
+ON_THE_HOST = """
+    import ctypes
+    from dataclasses import replace
+    from weightload import load as _load
+
+    def load(*arguments, driver, **options):
+        loaded = _load(*arguments, driver=driver, **options)
+        tensors = {{}}
+        for name, tensor in loaded.items():
+            if {chosen}:
+                _, block = driver.cuMemHostAlloc(max(1, tensor.nbytes), 1)
+                driver.cuMemcpyDtoH(block, tensor.data_ptr(), tensor.nbytes)
+                tensor = replace(tensor, address=int(block))
+            tensors[name] = tensor
+        return tensors
+    """
+
+
+@pytest.mark.parametrize("kind", ["time", "hash"])
+@pytest.mark.parametrize("chosen", ["tensor.nbytes", "name == 'head'"])
+def test_a_loader_that_leaves_weights_on_the_host_is_refused(
+    stub: Stub, kind: str, chosen: str
+) -> None:
+    """The right bytes in the wrong memory are no load, be it all of them or one."""
+    found = outcome(stub(ON_THE_HOST.format(chosen=chosen), kind=kind))
+    assert isinstance(found, Failure), found
+    assert found.code == "not-on-device"
+    assert "'head'" in found.sentence or chosen == "tensor.nbytes"
+
+
 def test_a_loader_that_returns_before_its_threads_is_refused(stub: Stub) -> None:
     """A thread that the load started and that runs on has no place after the clock."""
     found = outcome(stub(EARLY.format(seconds=1000)))

@@ -186,6 +186,24 @@ def test_a_rewritten_shard_is_noticed(two_shards: Path) -> None:
             files.shards[1].check_unchanged()
 
 
+def test_a_rewritten_shard_is_noticed_though_its_mtime_was_put_back(two_shards: Path) -> None:
+    """As copying onto it with the times preserved does; another name for it is no change."""
+    path = two_shards / SECOND
+    with open_checkpoint(two_shards) as files:
+        shard = files.shards[1]
+        (two_shards / "another").hardlink_to(path)
+        shard.check_unchanged()
+        (two_shards / "another").unlink()
+        before = path.stat()
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert path.stat().st_mtime_ns == shard.identity.mtime_ns
+        with pytest.raises(ShardChangedError, match=SECOND):
+            shard.check_unchanged()
+
+
 def test_each_header_is_read_once(two_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard costs one open and the reads of one header, however many tensors it has."""
     opened: list[str] = []

@@ -59,6 +59,10 @@ class _StillLoadingError(LoadproofError):
     """A thread that the load started ran on when the clock had stopped."""
 
 
+class _NotOnDeviceError(LoadproofError):
+    """What the loader handed out is not in the device's memory."""
+
+
 class _Channel:
     """The harness's end of standard output; whatever the loader prints goes to stderr."""
 
@@ -101,6 +105,8 @@ def main() -> None:
         answer = Failure("wrong-code", str(error))
     except _StillLoadingError as error:
         answer = Failure("still-loading", str(error))
+    except _NotOnDeviceError as error:
+        answer = Failure("not-on-device", str(error))
     except CommandError as error:
         answer = Failure(error.code, str(error))
     except ServingError as error:
@@ -148,6 +154,8 @@ def _leg(request: Request, steps: _Steps) -> Result:
     copies = device.device_to_host_copies()
     if request.site is not None and not isinstance(loader, CommandLoader):
         _check_origin(request, loader)
+    if request.serving is None or not request.serving.reference:
+        _check_placed(device, loaded)
     served = None
     if server is not None:
         with steps.step("serve"):
@@ -187,6 +195,20 @@ def _leg(request: Request, steps: _Steps) -> Result:
         identity=loader.identity if isinstance(loader, CommandLoader) else None,
         served=served,
     )
+
+
+def _check_placed(device: AnyDevice, loaded: Mapping[str, Any]) -> None:
+    """Check that every tensor is where it was to be loaded to.
+
+    Raises:
+        _NotOnDeviceError: One is not.
+    """
+    elsewhere = device.not_here(loaded)
+    if elsewhere:
+        raise _NotOnDeviceError(
+            f"{len(elsewhere)} of {len(loaded)} tensors, such as {elsewhere[0]!r}, are not in the "
+            "device's own memory, so they were not loaded onto it."
+        )
 
 
 class _Seen(NamedTuple):

@@ -235,6 +235,14 @@ class Device:
             self.synchronize()
             self._call("cuMemFreeHost", pinned)
 
+    def not_here(self, tensors: Mapping[str, Any]) -> list[str]:
+        """Name the tensors that do not lie, from their first byte to their last, on the device.
+
+        Memory of the host that the device can read as well would have the right bytes, and no
+        copy to wait for; so would managed memory that has not moved yet.
+        """
+        return [name for name, tensor in tensors.items() if not self._is_here(tensor)]
+
     def open_ipc(self, handle: bytes) -> int:
         """Map an allocation that another process exported, and return its address here.
 
@@ -282,6 +290,21 @@ class Device:
             yield window[:count]
             address += count
             left -= count
+
+    def _is_here(self, tensor: Any) -> bool:  # noqa: ANN401
+        first, nbytes = int(tensor.data_ptr()), int(tensor.nbytes)
+        ends = (first, first + nbytes - 1) if nbytes else ()
+        on_device = int(self._cu.CUmemorytype.CU_MEMORYTYPE_DEVICE)
+        return all(
+            self._pointer("MEMORY_TYPE", end) == on_device and not self._pointer("IS_MANAGED", end)
+            for end in ends
+        )
+
+    def _pointer(self, tail: str, address: int) -> int | None:
+        """Ask what an address is; None where the driver does not know it."""
+        attribute = getattr(self._cu.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{tail}")
+        result, *values = self._cu.cuPointerGetAttribute(attribute, address)
+        return None if int(result) else int(values[0])
 
     def _attribute(self, tail: str) -> int:
         attribute = getattr(self._cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{tail}")

@@ -143,6 +143,10 @@ class SharedMemoryDevice:
     def free_bytes(self) -> None:
         """Give no figure: what is free here is the machine's memory."""
 
+    def not_here(self, _tensors: Mapping[str, Any]) -> list[str]:
+        """Name none: whatever was handed out was mapped as shared memory."""
+        return []
+
     def poison_pattern(self) -> bytes:
         """Return no pattern: nothing was put there before."""
         return b""

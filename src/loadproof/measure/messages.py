@@ -306,10 +306,10 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", forbid_unknown_fields=
 
     Attributes:
         code: A stable word: ``no-device``, ``wrong-code``, ``loader-raised``, ``device``,
-            ``still-loading``, ``cannot-serve``, ``leg-not-started``, ``leg-killed``,
-            ``leg-timeout``, ``leg-mute``, or for a loader that is a program ``loader-ended``,
-            ``protocol-line``, ``protocol-order``, ``protocol-version``, ``protocol-tensors`` or
-            ``protocol-memory``.
+            ``still-loading``, ``not-on-device``, ``cannot-serve``, ``leg-not-started``,
+            ``leg-killed``, ``leg-timeout``, ``leg-mute``, or for a loader that is a program
+            ``loader-ended``, ``protocol-line``, ``protocol-order``, ``protocol-version``,
+            ``protocol-tensors`` or ``protocol-memory``.
         sentence: The same for people.
     """
 

@@ -29,18 +29,35 @@ _NAMES_SHOWN_MAX = 5
 
 
 class Identity(NamedTuple):
-    """What makes a file the same file: device, inode, size in bytes, mtime in ns."""
+    """What makes a file the same file with the same bytes.
+
+    Attributes:
+        device: the file system's number.
+        inode: the file's number in it.
+        file_bytes: its size.
+        mtime_ns: when it was written to; whoever writes can put this back.
+        ctime_ns: when anything about it changed, which nobody can put back.
+        links: names that lead to it; a name that comes or goes changes the ctime too.
+    """
 
     device: int
     inode: int
     file_bytes: int
     mtime_ns: int
+    ctime_ns: int = 0
+    links: int = 0
+
+    def is_still(self, earlier: Identity) -> bool:
+        """Whether nothing shows that the file was written to since."""
+        named_anew = self.links != earlier.links
+        return self[:4] == earlier[:4] and (named_anew or self.ctime_ns == earlier.ctime_ns)
 
     @classmethod
     def of(cls, descriptor: int) -> Identity:
         """Read the identity behind an open descriptor."""
         status = os.fstat(descriptor)
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return cls(status.st_dev, status.st_ino, status.st_size, *times, status.st_nlink)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +75,7 @@ class Shard:
         Raises:
             ShardChangedError: size or modification time moved since it was opened.
         """
-        if Identity.of(self.descriptor) != self.identity:
+        if not Identity.of(self.descriptor).is_still(self.identity):
             raise ShardChangedError(
                 f"{self.name} was changed while it was being loaded; stop whatever writes to it "
                 f"and load again."
