@@ -22,6 +22,8 @@ LANDED = (
     .parents[2]
     .joinpath("qualification", "receipts", "2026-11-30-nvidia-h200", "main-against-main.json")
 )
+DIGESTS = ["b" * 64, 1]
+HUGE = ["t0000", "U8", [10**12], 10**12, *DIGESTS]
 GB10 = {"fake": False, "capability": [12, 1], "integrated": True, "host_page_tables": True}
 
 
@@ -68,6 +70,15 @@ def is_gain(predicate: dict[str, Any]) -> None:
     predicate["exit_status"] = 4
 
 
+def difference_in(tensor: str) -> Callable[[dict[str, Any]], None]:
+    """Let a check of the weights name a tensor."""
+
+    def edit(predicate: dict[str, Any]) -> None:
+        predicate["weights"][0]["differences"].append({"tensor": tensor, "kind": "bytes"})
+
+    return edit
+
+
 def is_gb10(predicate: dict[str, Any]) -> None:
     """Say that the device is a GB10, and leave the legs as they are."""
     predicate["device"] |= GB10
@@ -112,7 +123,17 @@ def test_what_is_edited_below_is_valid(path: Path) -> None:
         (lambda p: p["arms"]["B"].update(digest="sha256:" + "0" * 64), "'loader:candidate'"),
         (lambda p: p["legs"][-1].update(arm="C"), "no arm of it"),
         (lambda p: p.update(checkpoint_bytes=1), "the checkpoint's length"),
-        (lambda p: p.update(tensors=1), "more tensors are listed"),
+        (lambda p: p.update(tensors=1), "tensors are listed, of 1, of which 1 have to be"),
+        (lambda p: p.update(tensors=p["tensors"] + 1), "tensors are listed, of "),
+        (lambda p: p.update(tensors=5000), "of 5000, of which 2000 have to be"),
+        (lambda p: p.update(tensors=0, tensor_lines=[]), "do not have the digest"),
+        (lambda p: p.update(tensor_lines=[]), "0 tensors are listed"),
+        (lambda p: p["tensor_lines"].reverse(), "not sorted by name"),
+        (lambda p: p["tensor_lines"].__setitem__(1, p["tensor_lines"][0]), "each once"),
+        (lambda p: p["tensor_lines"][0].__setitem__(2, [1]), "than its dtype and shape give"),
+        (lambda p: p["tensor_lines"][0].__setitem__(1, "X"), "than its dtype and shape give"),
+        (lambda p: p["tensor_lines"][0].__setitem__(4, "0" * 64), "do not have the digest"),
+        (difference_in("a.tensor.that.never.was"), "lack one that differs"),
         (lambda p: p["device"].update(name="NVIDIA GB10"), "device's facts are not those"),
         (is_gb10, "device's facts are not those"),
         (is_gb10_in_one_leg, "device class is not that"),
@@ -144,16 +165,39 @@ def test_a_receipt_without_its_subjects_is_refused() -> None:
         decode(json.dumps(statement).encode())
 
 
-def test_a_list_that_is_cut_short_hides_no_tensor() -> None:
-    """Tensors that are not listed still count: for the bytes, and for the controls they need."""
+def listed_in_part(predicate: dict[str, Any]) -> None:
+    """Make the checkpoint one of 2,500 small tensors, of which the first 2,000 are listed."""
+    line = ["F32", [2], 8, *DIGESTS]
+    predicate["tensor_lines"] = [[f"t{n:04}", *line] for n in range(2000)]
+    predicate["tensors"] = 2500
 
-    def cut(predicate: dict[str, Any]) -> None:
-        predicate["tensor_lines"] = []
 
-    def cut_and_uncontrolled(predicate: dict[str, Any]) -> None:
-        cut(predicate)
-        predicate["controls"].pop(3)
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda p: p["controls"].pop(3), "control 'duplicated-chunk' was not planted"),
+        (lambda p: p["tensor_lines"].pop(), "1999 tensors are listed, of 2500"),
+        (lambda p: p["tensor_lines"].append(["u", "U8", [1], 1, *DIGESTS]), "or have one more"),
+        (difference_in("u"), "lack one that differs"),
+        (lambda p: p["tensor_lines"][7].__setitem__(0, "t0006"), "each once"),
+        (lambda p: p["tensor_lines"][0].__setitem__(3, 4), "than its dtype and shape give"),
+        (
+            lambda p: p["tensor_lines"].__setitem__(
+                0, ["t0000", "U8", [10**12], 10**12, *DIGESTS]
+            ),
+            "the checkpoint's length",
+        ),
+    ],
+)
+def test_a_list_in_part_is_held_to_its_rule(
+    edit: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    """Of more than 2,000 tensors the first by name are listed, and those left out still count."""
 
-    assert decode(edited(LANDED, cut)).predicate.tensor_lines == ()
-    with pytest.raises(ReceiptError, match="control 'duplicated-chunk' was not planted"):
-        decode(edited(LANDED, cut_and_uncontrolled))
+    def changed(predicate: dict[str, Any]) -> None:
+        listed_in_part(predicate)
+        edit(predicate)
+
+    assert len(decode(edited(LANDED, listed_in_part)).predicate.tensor_lines) == 2000
+    with pytest.raises(ReceiptError, match=said):
+        decode(edited(LANDED, changed))

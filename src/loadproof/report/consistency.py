@@ -7,7 +7,8 @@ receipt that says anything else is refused.
 
 from __future__ import annotations
 
-from itertools import chain
+import math
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from loadproof.judge.conclusion import Evidence, conclude_from
 from loadproof.measure.controls import SERVED_BIT
 from loadproof.measure.digest import Manifest, TensorDigest
+from loadproof.measure.ground_truth import DTYPE_BITS
 from loadproof.measure.messages import Result
 from loadproof.plan.schedule import AGAIN, BASELINE, CANDIDATE, DELAYED, REFERENCE
 from loadproof.report.privacy import without_paths
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from loadproof.measure.legs import Leg
     from loadproof.measure.messages import DeviceFacts
-    from loadproof.report.receipt import Predicate, Statement
+    from loadproof.report.receipt import Predicate, Statement, TensorLine
 
 # Whose code each arm runs, by the name that a receipt gives it.
 _CODE_OF = {
@@ -46,12 +48,18 @@ _PARTS = {
 }
 
 
-def contradiction(statement: Statement) -> str | None:
-    """Return the first thing that does not follow from the rest of a receipt, or None."""
+def contradiction(statement: Statement, listed_max: int) -> str | None:
+    """Return the first thing that does not follow from the rest of a receipt, or None.
+
+    Args:
+        statement: The receipt.
+        listed_max: Most tensors that a receipt lists whether or not they differ.
+    """
     predicate = statement.predicate
     # One after the other: each may rely on what those before it have found to be there.
     found = chain(
         _about_subjects(statement),
+        _about_tensors(statement, listed_max),
         _about_device(predicate),
         _about_legs(predicate),
         _about_weights(statement),
@@ -87,7 +95,7 @@ def _device_facts(legs: Sequence[Leg]) -> Iterator[DeviceFacts]:
 
 
 def _about_subjects(statement: Statement) -> Iterator[str]:
-    """Compare the subjects with the arms and with the tensors that are listed."""
+    """Compare the subjects with the arms."""
     arms = statement.predicate.arms
     if [each.name for each in statement.subject] != [
         "weights",
@@ -99,17 +107,48 @@ def _about_subjects(statement: Statement) -> Iterator[str]:
     for subject, name in zip(statement.subject[1:], (BASELINE, CANDIDATE), strict=True):
         if arms[name].digest != f"sha256:{subject.digest.sha256}":
             yield f"the digest of {subject.name!r} is not that of arm {name}"
+
+
+def _about_tensors(statement: Statement, listed_max: int) -> Iterator[str]:
+    """Compare the list of tensors with its rule, their number, their bytes and their digest."""
     predicate = statement.predicate
     lines = predicate.tensor_lines
-    if len(lines) > predicate.tensors:
-        yield "more tensors are listed than there are"
-    if len(lines) != predicate.tensors:
-        return
+    first, more = lines[:listed_max], [line.name for line in lines[listed_max:]]
+    due = min(predicate.tensors, listed_max)
+    if len(first) != due or len(lines) > predicate.tensors:
+        yield f"{len(lines)} tensors are listed, of {predicate.tensors}, of which {due} have to be"
+    if not all(one.name < other.name for one, other in pairwise(lines)):
+        yield "the tensors that are listed are not sorted by name, each once"
+    if more != _differing(predicate, {line.name for line in first})[:listed_max]:
+        yield "the tensors that are listed lack one that differs, or have one more than those"
+    if any(line.nbytes != _nbytes(line) for line in lines):
+        yield "one of the tensors that are listed has another length than its dtype and shape give"
     listed = Manifest(tuple(TensorDigest(**msgspec.structs.asdict(line)) for line in lines))
-    if listed.digest() != statement.subject[0].digest.sha256:
+    is_whole = len(lines) == predicate.tensors
+    if is_whole and listed.digest() != statement.subject[0].digest.sha256:
         yield "the tensors that are listed do not have the digest given for all weights"
-    if listed.nbytes() != predicate.checkpoint_bytes:
+    left = predicate.checkpoint_bytes - listed.nbytes()
+    if left < 0 or (is_whole and left):
         yield "the tensors that are listed do not have the checkpoint's length"
+
+
+def _differing(predicate: Predicate, listed: set[str]) -> list[str]:
+    """Return the checkpoint's tensors that a check says differ and that are not listed."""
+    return sorted(
+        {
+            found.tensor
+            for check in predicate.weights
+            for found in check.differences
+            if found.kind != "unexpected"
+        }
+        - listed
+    )
+
+
+def _nbytes(line: TensorLine) -> int | None:
+    """Return the bytes that a tensor's dtype and shape take; None for an unknown dtype."""
+    bits = DTYPE_BITS.get(line.dtype)
+    return None if bits is None else bits * math.prod(line.shape) // 8
 
 
 def _about_device(predicate: Predicate) -> Iterator[str]:

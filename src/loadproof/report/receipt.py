@@ -346,7 +346,7 @@ def _checked(statement: Statement) -> Statement:
     elif predicate.exit_status != EXIT_STATUS[predicate.conclusion.answer]:
         problem = "the exit status is not that of the answer"
     else:
-        problem = contradiction(statement)
+        problem = contradiction(statement, TENSORS_LISTED_MAX)
     if problem is not None:
         raise ReceiptError(f"This is not a valid receipt: {problem}.")
     return statement
