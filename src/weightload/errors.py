@@ -57,7 +57,7 @@ class DeviceMemoryError(WeightloadError):
 
 
 class VerificationError(WeightloadError):
-    """A tensor's bytes are not those that the manifest promises."""
+    """The tensors are not those that the manifest promises."""
 
 
 class ModelError(WeightloadError):

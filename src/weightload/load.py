@@ -18,7 +18,7 @@ from weightload.plan import check_slot
 from weightload.report import LoadReport
 from weightload.routes import check_route
 from weightload.run import Run
-from weightload.verify import Verifier, check_algorithm
+from weightload.verify import Verifier, check_algorithm, check_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,9 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         into: tensors of the caller's own, by name, on that device, contiguous, of the
             checkpoint's dtype and shape; exactly these are loaded, in place.
         verify: `sha256` hashes every tensor's bytes as they pass.
-        manifest: expected digests by name; implies `verify="sha256"`.
+        manifest: expected digests by name, each 64 hexadecimal digits; implies
+            `verify="sha256"`. A name that the checkpoint lacks is a difference, unless `only`
+            or `into` selects.
         progress: called as `progress(done_bytes, wanted_bytes)` from reader threads, one
             call at a time.
         read_ahead: layers to read into the page cache ahead of the upload; 0 reads none.
@@ -101,7 +103,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         DeviceError: there is no such device, or no driver.
         DeviceMemoryError: the weights do not fit.
         DriverError: a driver call failed.
-        VerificationError: a tensor's bytes are not those of the manifest.
+        VerificationError: tensors are not those of the manifest.
         UsageError: an argument is not one that this function takes.
     """
     for name, value, least in (
@@ -121,6 +123,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
     check_route(route)
     if verify is not None:
         check_algorithm(verify)
+    expected = None if manifest is None else check_manifest(manifest)
     run = Run(
         system=system,
         seam=real_driver() if driver is None else Driver(driver),
@@ -136,7 +139,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         read_ahead_bytes=read_ahead_bytes,
         release=release,
         measure_limits=measure_limits,
-        verifier=Verifier(manifest) if hashing else None,
+        verifier=Verifier(expected) if hashing else None,
     )
     theirs = nullcontext() if driver is not None else torch_stream(run.ordinal)
 

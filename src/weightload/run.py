@@ -105,7 +105,7 @@ class Run:
                             shard.check_unchanged()
                         staging.close()
                     report.resident_after_bytes = resident_bytes(self.system, shards)
-                    digests = self.verifier.finish(selection.records) if self.verifier else {}
+                    digests = self._verify(selection, whole=only is None and into is None)
                     self._release(gpu, shards)
             # torch's tensors keep their own memory and its hold on the context; memory
             # from the driver lives until the caller closes it.
@@ -120,6 +120,10 @@ class Run:
         reservation = Reservation(gpu, self.system, slots, self.slot_bytes, pinned=pinned)
         staging.undo(reservation.cancel)
         return reservation
+
+    def _verify(self, selection: Selection, *, whole: bool) -> dict[str, str]:
+        """Compare with the caller's manifest; returns the digests, none without `verify`."""
+        return self.verifier.finish(selection.records, whole=whole) if self.verifier else {}
 
     def _release(self, gpu: Device, shards: Sequence[Shard]) -> None:
         """Give the pages back, or queue the shards for whoever does it later."""

@@ -9,9 +9,10 @@ are the ones in the slot that the copy engine reads.
 from __future__ import annotations
 
 import hashlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightload.errors import UsageError, VerificationError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 ALGORITHM = "sha256"
 _NAMES_SHOWN_MAX = 5
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
 def check_algorithm(name: str) -> None:
@@ -34,6 +36,23 @@ def check_algorithm(name: str) -> None:
     """
     if name != ALGORITHM:
         raise UsageError(f"verify={name!r} is not offered; use verify={ALGORITHM!r}.")
+
+
+def check_manifest(manifest: Mapping[Any, Any]) -> dict[str, str]:
+    """Check a caller's digests, and give them in lower case, as they are compared.
+
+    Raises:
+        UsageError: a name is no text, or a digest no 64 hexadecimal digits.
+    """
+    for name, digest in manifest.items():
+        if not isinstance(name, str):
+            raise UsageError(f"manifest= names {name!r}, and a tensor's name has to be a str.")
+        if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
+            raise UsageError(
+                f"manifest= gives {name!r} the digest {digest!r}, and it has to be the 64 "
+                f"hexadecimal digits of a SHA-256."
+            )
+    return {name: digest.lower() for name, digest in manifest.items()}
 
 
 class Verifier:
@@ -58,27 +77,42 @@ class Verifier:
         """A hasher for one batch of whole tensors of one shard."""
         return BatchHasher(records, self._digests, self._pool if large else None)
 
-    def finish(self, records: Iterable[Record]) -> dict[str, str]:
+    def finish(self, records: Iterable[Record], *, whole: bool) -> dict[str, str]:
         """The manifest, compared with the expected one.
 
         Args:
             records: every tensor that was loaded.
+            whole: they are all of the checkpoint's, so the expected manifest names no other.
 
         Raises:
-            VerificationError: a tensor differs, or the expected manifest lacks it.
+            VerificationError: a tensor differs, or one of the two manifests lacks it.
         """
         empty = hashlib.new(ALGORITHM).hexdigest()
         manifest = {record.name: self._digests.get(record.name, empty) for record in records}
         if self._expected is not None:
-            expected = self._expected
-            wrong = [name for name, digest in manifest.items() if expected.get(name) != digest]
-            if wrong:
-                raise VerificationError(
-                    f"{len(wrong)} of {len(manifest)} tensors are not those of the manifest: "
-                    f"{', '.join(wrong[:_NAMES_SHOWN_MAX])}; download the checkpoint again, or "
-                    f"check that the manifest is this version's."
-                )
+            _compare(manifest, self._expected, whole=whole)
         return manifest
+
+
+def _compare(manifest: Mapping[str, str], expected: Mapping[str, str], *, whole: bool) -> None:
+    wrong = [name for name, digest in manifest.items() if expected.get(name) != digest]
+    lacking = [name for name in expected if name not in manifest] if whole else []
+    found = []
+    if wrong:
+        found.append(
+            f"{len(wrong)} of {len(manifest)} tensors are not those of the manifest: "
+            f"{', '.join(wrong[:_NAMES_SHOWN_MAX])}"
+        )
+    if lacking:
+        found.append(
+            f"the checkpoint lacks {len(lacking)} of {len(expected)} tensors of the manifest: "
+            f"{', '.join(lacking[:_NAMES_SHOWN_MAX])}"
+        )
+    if found:
+        raise VerificationError(
+            f"{'; '.join(found)}; download the checkpoint again, or check that the manifest is "
+            f"this version's."
+        )
 
 
 class BatchHasher:

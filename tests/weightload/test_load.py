@@ -434,6 +434,11 @@ def test_a_wish_that_cannot_be_met(model: Path) -> None:
         {"only": 3},
         {"into": ["t"]},
         {"manifest": "sha256"},
+        {"manifest": {"t": "0" * 63}},
+        {"manifest": {"t": "0" * 64 + "\n"}},
+        {"manifest": {"t": "g" * 64}},
+        {"manifest": {"t": b"0" * 64}},
+        {"manifest": {7: "0" * 64}},
         {"progress": 1},
         {"route": ["direct"]},
         {"verify": ["sha256"]},
@@ -529,6 +534,47 @@ def test_a_changed_byte_is_refused(model: Path) -> None:
             manifest = loaded.manifest | {"lm_head.weight": "0" * 64}
         with pytest.raises(weightload.VerificationError, match=r"1 of 39.*lm_head"):
             weightload.load(model, driver=fake, manifest=manifest, **SMALL)
+
+
+def test_a_tensor_that_the_checkpoint_lacks_is_a_difference(model: Path) -> None:
+    """The manifest of a larger checkpoint is refused by name, beside what else differs."""
+    expected = {n: hashlib.sha256(b).hexdigest() for n, b in file_tensors(model).items()}
+    more = expected | {f"not.there.{n}": "0" * 64 for n in range(7)}
+    with FakeCuda() as fake:
+        with pytest.raises(weightload.VerificationError) as caught:
+            weightload.load(model, driver=fake, manifest=more, **SMALL)
+        said = str(caught.value)
+        assert "lacks 7 of 46 tensors of the manifest: not.there.0, not.there.1" in said
+        assert "are not those of" not in said
+        both = more | {"lm_head.weight": "0" * 64}
+        with pytest.raises(weightload.VerificationError, match=r"1 of 39.*lm_head.*lacks 7 of 46"):
+            weightload.load(model, driver=fake, manifest=both, **SMALL)
+        small = dict(list(expected.items())[1:])
+        with pytest.raises(weightload.VerificationError, match="1 of 39"):
+            weightload.load(model, driver=fake, manifest=small, **SMALL)
+
+
+def test_with_a_selection_the_manifest_may_name_more(model: Path) -> None:
+    """One manifest does for every part of a checkpoint: only what is loaded is compared."""
+    expected = {n: hashlib.sha256(b).hexdigest() for n, b in file_tensors(model).items()}
+    fake = FakeCuda()
+    names = ["model.norm.weight", "lm_head.weight"]
+    loaded = weightload.load(model, driver=fake, only=names, manifest=expected, **SMALL)
+    assert loaded.manifest == {name: expected[name] for name in loaded}
+    again = weightload.load(model, driver=fake, into=loaded, manifest=expected, **SMALL)
+    assert again.manifest == loaded.manifest
+    again.close()
+    check_delivered(fake, loaded, model)
+
+
+def test_the_case_of_a_digest_does_not_matter(model: Path) -> None:
+    """Upper-case hexadecimal digits are the same digest."""
+    expected = {n: hashlib.sha256(b).hexdigest() for n, b in file_tensors(model).items()}
+    fake = FakeCuda()
+    upper = {name: digest.upper() for name, digest in expected.items()}
+    loaded = weightload.load(model, driver=fake, manifest=upper, **SMALL)
+    assert loaded.manifest == expected
+    check_delivered(fake, loaded, model)
 
 
 def test_what_cannot_fit_is_refused_before_the_first_byte(model: Path) -> None:
