@@ -73,7 +73,7 @@ class Shard:
         """Check that the file is still the one whose header was read.
 
         Raises:
-            ShardChangedError: size or modification time moved since it was opened.
+            ShardChangedError: size, mtime or ctime moved since it was opened.
         """
         if not Identity.of(self.descriptor).is_still(self.identity):
             raise ShardChangedError(
