@@ -15,6 +15,7 @@ from weightload.errors import UsageError
 from weightload.host.system import System
 from weightload.loaded import Loaded
 from weightload.plan import check_slot
+from weightload.release import ReleaseQueue
 from weightload.report import LoadReport
 from weightload.routes import check_route
 from weightload.run import Run
@@ -22,8 +23,6 @@ from weightload.verify import Verifier, check_algorithm, check_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from weightload.release import ReleaseQueue
 
 
 # Smaller slots lose time to Python's lock, larger ones to pinning them.
@@ -41,6 +40,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "into": ((Mapping,), "a mapping of names to tensors"),
     "manifest": ((Mapping,), "a mapping of names to digests"),
     "progress": ((Callable,), "a function of two numbers"),  # type: ignore[dict-item]
+    "release": ((ReleaseQueue, bool), "True, False, None or a ReleaseQueue"),
 }
 
 
@@ -90,7 +90,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         driver: an object of `cuda.bindings.driver`'s shape, such as a `FakeCuda`, which
             then also owns the tensors' memory; None takes the real driver and torch.
         threads: reader threads; None chooses from the processors at hand.
-        slot_bytes: capacity of one slot, a multiple of 64 KiB.
+        slot_bytes: capacity of one slot, a multiple of 64 KiB, at most 1 GiB.
         slot_count: slots in the ring; None takes four more than threads.
         system: the operating system's seam; None takes the real one.
 
@@ -114,7 +114,15 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         ("read_ahead_bytes", read_ahead_bytes, 0),
     ):
         _check_count(name, value, least)
-    _check_kinds(checkpoint=checkpoint, only=only, into=into, manifest=manifest, progress=progress)
+    _check_kinds(
+        checkpoint=checkpoint,
+        only=only,
+        into=into,
+        manifest=manifest,
+        progress=progress,
+        release=release,
+    )
+    _check_contents(checkpoint, only or (), into or {})
     system = system or System()
     hashing = verify is not None or manifest is not None
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
@@ -171,3 +179,22 @@ def _check_kinds(**arguments: Any) -> None:  # noqa: ANN401 - not checked yet
         kinds, words = _KINDS[name]
         if not isinstance(value, kinds) and (value is not None or name == "checkpoint"):
             raise UsageError(f"{name} is {value!r}, and has to be {words}.")
+
+
+def _check_contents(
+    checkpoint: str | os.PathLike[str], only: Collection[Any], into: Mapping[Any, Any]
+) -> None:
+    """Check what is inside the arguments that hold something.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    if "\0" in os.fsdecode(checkpoint):
+        raise UsageError(f"checkpoint is {checkpoint!r}; no path has a zero byte in it.")
+    for name in only:
+        if not isinstance(name, str):
+            raise UsageError(f"only has {name!r} in it, and has to be {_KINDS['only'][1]}.")
+    for name, tensor in into.items():
+        # What a torch tensor has as well; torch itself may not be here.
+        if not (callable(getattr(tensor, "data_ptr", None)) and hasattr(tensor, "dtype")):
+            raise UsageError(f"into[{name!r}] is {tensor!r}, and has to be a tensor.")

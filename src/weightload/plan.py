@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from weightload.checkpoint.header import Record
 
 _MANY_SLICES = 32
+# Linux reads no more than two GiB less a page at once, and a slot is one read.
+_SLOT_BYTES_MAX = 1 << 30
 # cuMemAlloc promises at least 256 bytes, and kernels are tuned to expect it.
 DEVICE_ALIGNMENT_BYTES = 256
 
@@ -81,11 +83,16 @@ def check_slot(slot_bytes: int, alignment: int) -> None:
     """Check that a slot can hold aligned reads.
 
     Raises:
-        UsageError: `slot_bytes` is not a positive multiple of `alignment`.
+        UsageError: `slot_bytes` is not a positive multiple of `alignment`, or above 1 GiB.
     """
     if slot_bytes <= 0 or slot_bytes % alignment:
         raise UsageError(
             f"a slot of {slot_bytes} bytes is not a multiple of the alignment, {alignment}."
+        )
+    if slot_bytes > _SLOT_BYTES_MAX:
+        raise UsageError(
+            f"a slot of {slot_bytes} bytes is more than one read brings; give slot_bytes of at "
+            f"most {_SLOT_BYTES_MAX}."
         )
 
 

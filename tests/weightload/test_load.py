@@ -442,8 +442,16 @@ def test_a_wish_that_cannot_be_met(model: Path) -> None:
         {"progress": 1},
         {"route": ["direct"]},
         {"verify": ["sha256"]},
+        {"only": [1]},
+        {"only": [None]},
+        {"only": b"abc"},
+        {"into": {"model.norm.weight": None}},
+        {"into": {"model.norm.weight": "x"}},
+        {"slot_bytes": 1 << 36},
+        {"checkpoint": "a\0b"},
+        {"release": "x"},
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_an_argument_of_the_wrong_kind(model: Path, wrong: dict[str, Any]) -> None:
     """Each is one sentence that names the argument or its value, and nothing is opened."""
