@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     BertForMaskedLM,
+    FunnelBaseModel,
+    FunnelConfig,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -149,6 +151,9 @@ def test_no_generation_config_is_made_of_the_config(checkpoint: Callable[[str], 
 
 
 _REMOTE = """
+import os
+
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 
@@ -158,13 +163,29 @@ class TinyConfig(LlamaConfig):
 
 class TinyModel(LlamaForCausalLM):
     config_class = TinyConfig
+    built = 0
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.rates = [each.item() for each in torch.linspace(0, 0.1, 4)]
+        self.files = sorted(os.listdir(config._name_or_path))
+        TinyModel.built += 1
+
+    @classmethod
+    def from_pretrained(cls, path, **keywords):
+        model = super().from_pretrained(path, **keywords)
+        model.hooked = str(path)
+        return model
 """
 
 
 def test_remote_code_needs_trust(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code of the repository runs when it is trusted, and then loads as from_pretrained does."""
+    """Code of the repository runs when it is trusted, and then as from_pretrained runs it.
+
+    It is built once, may read its own folder, and may have a from_pretrained of its own.
+    """
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
     monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
     folder = checkpoint("llama")
@@ -173,13 +194,138 @@ def test_remote_code_needs_trust(
     change_config(folder, model_type="tiny-remote", auto_map=auto)
     with pytest.raises(ValueError, match="trust_remote_code"):
         on_fake(AutoModelForCausalLM, folder, trust_remote_code=False)
-    expected = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    model = on_fake(AutoModelForCausalLM, folder, trust_remote_code=True)
+    with pytest.warns(weightload.FallbackWarning, match="its code is not transformers' own"):
+        model = on_fake(AutoModelForCausalLM, folder, trust_remote_code=True)
     report = model.weightload_report
-    assert type(model) is type(expected)
     assert type(model).__name__ == "TinyModel"
+    assert type(model).built == 1
+    expected = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(model) is type(expected)
     assert differences(model, expected) == []
-    assert report.how == "fast"
+    assert (model.files, model.hooked) == (expected.files, expected.hooked)
+    assert (report.how, report.load) == ("from_pretrained", None)
+
+
+class _Hooked(LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """A class that does something of its own after loading, and knows nothing of pairs."""
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **keywords: Any) -> Any:
+        """Load, and note where from."""
+        model: Any = super().from_pretrained(*arguments, **keywords)
+        model.hooked = str(arguments[0])
+        return model
+
+
+class _HookedPair(LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """A class that does something of its own after loading, and gives the account on."""
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **keywords: Any) -> Any:
+        """Load, and note where from."""
+        result: Any = super().from_pretrained(*arguments, **keywords)
+        model = result[0] if keywords.get("output_loading_info") else result
+        model.hooked = str(arguments[0])
+        return result
+
+
+@pytest.mark.parametrize("keywords", [{}, {"offload_folder": "x"}], ids=str)
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_class_with_a_from_pretrained_of_its_own(
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    keywords: dict[str, Any],
+    *,
+    auto: bool,
+) -> None:
+    """It loads by that, is given a path, and is not asked for a pair that it would break on."""
+    folder = checkpoint("llama")
+    monkeypatch.setitem(AutoModelForCausalLM._model_mapping._extra_content, LlamaConfig, _Hooked)
+    asked: Any = AutoModelForCausalLM if auto else _Hooked
+    with pytest.warns(weightload.FallbackWarning):
+        model, info = on_fake(asked, folder, output_loading_info=True, **keywords)
+    assert (type(model), model.hooked, info) == (_Hooked, str(folder), {})
+    report = model.weightload_report
+    assert (report.how, report.load) == ("from_pretrained", None)
+    assert keywords or report.reason == "_Hooked has a from_pretrained of its own"
+
+
+def test_a_from_pretrained_of_its_own_that_gives_its_account_is_checked(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    """A weight that such a class would make random is an error as ever."""
+    folder = checkpoint("llama by its class")
+    with pytest.warns(weightload.FallbackWarning, match="_HookedPair has a from_pretrained"):
+        model, info = on_fake(_HookedPair, folder, output_loading_info=True)
+    assert model.hooked == str(folder)
+    assert not info["missing_keys"]
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with (
+        pytest.warns(weightload.FallbackWarning),
+        pytest.raises(weightload.ModelError, match=r"lacks model.norm.weight"),
+    ):
+        on_fake(_HookedPair, folder)
+
+
+class _Remembers(LlamaForCausalLM):  # type: ignore[no-untyped-call]
+    """A class that keeps the name of its files, and a word that only looks like none."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.where = config.name_or_path
+        self.word = str(None)
+
+
+def test_whoever_keeps_the_name_has_it(checkpoint: Callable[[str], Path]) -> None:
+    """On the fast route the name comes late, to every attribute and config that took it."""
+    folder = checkpoint("llama")
+    model = on_fake(_Remembers, folder)
+    assert model.weightload_report.how == "fast"
+    assert (model.where, model.word) == (str(folder), "None")
+
+
+def test_copies_of_the_config_have_the_name(checkpoint: Callable[[str], Path]) -> None:
+    """T5's encoder and decoder hold configs of their own."""
+    folder = checkpoint("t5 untied")
+    expected = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model = on_fake(AutoModelForSeq2SeqLM, folder)
+    for part in ("encoder", "decoder"):
+        ours, theirs = getattr(model, part).config, getattr(expected, part).config
+        assert ours.name_or_path == theirs.name_or_path == str(folder)
+
+
+def test_one_of_several_classes_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config's architecture says which, and no model is built to find it out."""
+    sizes = {"d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "vocab_size": 16}
+    config = FunnelConfig(block_sizes=[1, 1], num_decoder_layers=1, **sizes)  # type: ignore[arg-type]
+    FunnelBaseModel(config).save_pretrained(tmp_path)
+    built: list[type] = []
+    original = FunnelBaseModel.__init__
+
+    def counted(self: Any, config: Any) -> None:
+        built.append(type(self))
+        original(self, config)
+
+    monkeypatch.setattr(FunnelBaseModel, "__init__", counted)
+    model = on_fake(AutoModel, tmp_path)
+    assert type(model) is FunnelBaseModel
+    assert built == [FunnelBaseModel]
+
+
+def test_a_config_that_an_auto_class_does_not_know(checkpoint: Callable[[str], Path]) -> None:
+    """One sentence names both."""
+    with pytest.raises(weightload.UsageError, match="Seq2SeqLM has no class for LlamaConfig"):
+        on_fake(AutoModelForSeq2SeqLM, checkpoint("llama"))
+
+
+def test_a_state_dict_of_none_is_none_given(checkpoint: Callable[[str], Path]) -> None:
+    """As for from_pretrained, where None is the default."""
+    model = on_fake(AutoModel, checkpoint("bert"), state_dict=None)
+    assert model.weightload_report.how == "fast"
 
 
 def test_missing_and_unexpected_are_errors_unless_allowed(
@@ -348,9 +494,12 @@ def test_a_subfolder_is_found(checkpoint: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     ("keywords", "reason"),
     [
-        ({"device_map": "cpu"}, "device_map: the weights are spread"),
+        ({"device_map": "cpu"}, "device_map: the fast route loads onto a CUDA device, not onto c"),
+        ({"device_map": {"": "cpu"}}, "device_map: the fast route loads onto a CUDA device"),
+        ({"device_map": "auto"}, "device_map: the weights are spread"),
         ({"device_map": {"model": 0, "lm_head": "cpu"}}, "device_map: the weights are spread"),
         ({"offload_folder": "x"}, "offload_folder: weights are offloaded"),
+        ({"target_lang": "fra"}, "target_lang: an adapter is found by the model's own code"),
     ],
 )
 def test_what_falls_back_says_so(

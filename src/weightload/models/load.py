@@ -9,32 +9,36 @@ is an error unless it is allowed by name.
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from weightload.device.profile import device_profile, parse_ordinal
 from weightload.errors import FallbackWarning, UsageError
 from weightload.load import load
 from weightload.models.check import check_complete, check_weights, count_copies
-from weightload.models.fallback import why_not_config, why_not_keywords
+from weightload.models.fallback import (
+    gives_account,
+    why_not_class,
+    why_not_config,
+    why_not_device_map,
+    why_not_keywords,
+)
 from weightload.models.families import read_ahead_layers
 from weightload.models.meta import NoMetaInit
-from weightload.models.recipe import check_class, concrete, is_auto, read_config
+from weightload.models.recipe import check_class, config_for, find_class, is_auto, read_config
 from weightload.models.report import ModelReport
-from weightload.models.source import HUB_DEFAULTS, locate, weights_of
+from weightload.models.source import HUB_DEFAULTS, Source, locate, weights_of
 from weightload.models.weights import LazyWeights, read_back
 from weightload.routes import check_route
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from weightload.host.system import System
-    from weightload.models.source import Source
-
-_SEVERAL_DEVICES = "device_map: the weights are spread over several devices or offloaded"
 
 
 def load_model(  # noqa: PLR0913 - independent keywords, each with a default
@@ -73,7 +77,9 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
 
     Returns:
         The model in evaluation mode, with a `ModelReport` at its `weightload_report`; with
-        `output_loading_info=True` also transformers' account of the load.
+        `output_loading_info=True` also transformers' account of the load, empty where the
+        class has a from_pretrained of its own that does not speak of it. Such a load is not
+        checked for missing weights.
 
     Warns:
         FallbackWarning: the fast route cannot do what is asked for, so from_pretrained did
@@ -92,6 +98,8 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
     keywords = dict(from_pretrained_keywords)
     if keywords.pop("use_safetensors", True) is False:
         raise UsageError("load_model reads safetensors only; use from_pretrained for pickles.")
+    if keywords.get("state_dict") is None:
+        keywords.pop("state_dict", None)
     legacy_dtype = keywords.pop("torch_dtype", None)
     options = {
         "route": route,
@@ -134,35 +142,41 @@ class _Call:
     def run(self, path: str | os.PathLike[str], keywords: dict[str, Any]) -> Any:  # noqa: ANN401 - see above
         """Load, check and report."""
         wants_info = keywords.pop("output_loading_info", False)
-        report = self.report
+        report, found = self.report, None
         with report.phase("total"):
-            hub = {name: keywords[name] for name in HUB_DEFAULTS if name in keywords}
-            own = {name: keywords[name] for name in keywords if name not in HUB_DEFAULTS}
+            hub, own = _split(keywords)
             report.reason = self._take_device_map(own) or why_not_keywords(own)
             if not report.reason:
                 with report.phase("config"):
                     source = locate(path, hub)
                     files = weights_of(source)
                     config, rest = read_config(self.model_class, source, own)
+                    found = find_class(self.model_class, config, source, own)
                     report.family = str(getattr(config, "model_type", ""))
-                    report.reason = why_not_config(config, source.folder)
+                    report.reason = (
+                        why_not_config(config, source.folder)
+                        or why_not_class(self.model_class)
+                        or why_not_class(found)
+                    )
             if report.reason:
-                model, info = self._fall_back(path, keywords)
+                model, info = self._fall_back(path, keywords, found)
             else:
-                model, info = self._fast(source, files, config, rest, own)
+                if is_auto(self.model_class):
+                    config = config_for(found, config)
+                model, info = self._fast(found, source, files, config, rest, own)
         model.weightload_report = report
         return (model, info) if wants_info else model
 
     def _take_device_map(self, keywords: dict[str, Any]) -> str:
         """Take one device out of `device_map`; returns why the fast route cannot follow it."""
-        device_map = keywords.get("device_map")
+        device_map: Any = keywords.get("device_map")
         if isinstance(device_map, dict):
-            device_map = device_map[""] if set(device_map) == {""} else "several"
+            device_map = device_map[""] if set(device_map) == {""} else device_map
         if device_map is None or str(device_map).startswith("cuda") or _is_ordinal(device_map):
             keywords.pop("device_map", None)
             self.device = self.device if device_map is None else device_map
             return ""
-        return _SEVERAL_DEVICES
+        return why_not_device_map(device_map)
 
     def _placement(self) -> dict[str, Any]:
         """Where from_pretrained puts what it makes itself; the CPU with a driver given."""
@@ -171,7 +185,10 @@ class _Call:
         return {"device_map": f"cuda:{parse_ordinal(str(self.device))}"}
 
     def _fall_back(
-        self, path: str | os.PathLike[str], keywords: dict[str, Any]
+        self,
+        path: str | os.PathLike[str],
+        keywords: dict[str, Any],
+        found: Any,  # noqa: ANN401 - transformers has no types
     ) -> tuple[Any, dict[str, Any]]:
         report = self.report
         report.how = "from_pretrained"
@@ -180,18 +197,33 @@ class _Call:
             FallbackWarning,
             stacklevel=4,
         )
-        placed = self._placement() | keywords
+        found = found or self._class_of(path, keywords)
+        asked = gives_account(self.model_class) and gives_account(found)
+        account = {"output_loading_info": True} if asked else {}
+        placed = self._placement() | keywords | account
         with report.phase("build"):
-            model, info = self.model_class.from_pretrained(
-                path, dtype=self.dtype, output_loading_info=True, **placed
-            )
-        check_complete(info, self.allow, report)
+            result = self.model_class.from_pretrained(path, dtype=self.dtype, **placed)
+        model, info = result if isinstance(result, tuple) else (result, {})
+        if info:
+            check_complete(info, self.allow, report)
         report.family = str(getattr(model.config, "model_type", ""))
         count_copies(model, {}, report)
         return model, info
 
+    def _class_of(self, path: str | os.PathLike[str], keywords: dict[str, Any]) -> Any:  # noqa: ANN401 - see above
+        """The class that from_pretrained comes to, or the one asked for where that is unknown."""
+        hub, own = _split(keywords)
+        source = Source(path, Path(path), hub)
+        try:
+            config, _ = read_config(self.model_class, source, own)
+            return find_class(self.model_class, config, source, own)
+        except (OSError, ValueError, UsageError):
+            # An adapter has no config beside it; and what is amiss, from_pretrained says itself.
+            return self.model_class
+
     def _fast(
         self,
+        found: Any,  # noqa: ANN401 - transformers has no types
         source: Source,
         files: Path,
         config: Any,  # noqa: ANN401 - transformers has no types
@@ -203,10 +235,10 @@ class _Call:
             # Without the device there is one sentence, before anything is made for it.
             device_profile(str(self.device))
         generation_config = rest.pop("generation_config", None)
-        trust = rest.get("trust_remote_code")
+        trust = rest.pop("trust_remote_code", None)
+        rest.pop("code_revision", None)
         placement = self._placement()
         with report.phase("build"), NoMetaInit():
-            found, config = concrete(self.model_class, config, rest)
             weights = LazyWeights(files, lambda: self._upload(files))
             model, info = found.from_pretrained(
                 None,
@@ -257,14 +289,24 @@ class _Call:
                 return read_back(driver, device, loaded)
 
 
+def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The hub's keywords, and the others."""
+    hub = {name: keywords[name] for name in HUB_DEFAULTS if name in keywords}
+    return hub, {name: keywords[name] for name in keywords if name not in HUB_DEFAULTS}
+
+
 def _is_ordinal(device: object) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
 def _name_source(model: Any, source: Source) -> None:  # noqa: ANN401 - transformers has no types
     """Say where the model came from, in the places where from_pretrained says it."""
-    model.config.name_or_path = str(source.name)
+    # from_pretrained(None) makes one text of None and hands it on; what is that very object was
+    # to be the name, and a "None" that somebody wrote is another one.
+    told = model.config.name_or_path
     for module in model.modules():
-        # What from_pretrained(None) leaves there, as text.
-        if getattr(module, "name_or_path", "") == "None":
-            module.name_or_path = str(source.name)
+        held = [each for each in vars(module).values() if isinstance(each, PreTrainedConfig)]
+        for holder in (module, *held):
+            for attribute, value in list(vars(holder).items()):
+                if value is told:
+                    setattr(holder, attribute, str(source.name))

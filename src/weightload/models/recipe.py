@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import (
+    get_class_from_dynamic_module,
+    resolve_trust_remote_code,
+)
 
 from weightload.errors import UsageError
 
@@ -59,38 +62,62 @@ def read_config(
     return config, unused | {name: rest[name] for name in _CODE_KEYWORDS if name in rest}
 
 
-def concrete(
+def find_class(
     model_class: Any,  # noqa: ANN401 - see above
     config: Any,  # noqa: ANN401 - see above
+    source: Source,
     keywords: dict[str, Any],
-) -> tuple[Any, Any]:
-    """The class that a config leads to, and the config that this class takes.
+) -> Any:  # noqa: ANN401 - see above
+    """The class that a config leads to, found without building a model of it.
 
     Args:
         model_class: the class asked for.
         config: the model's.
-        keywords: the caller's; those of remote code are taken out.
+        source: the model's files.
+        keywords: the caller's; those of remote code count.
 
     Raises:
-        ValueError: transformers' own, where the code is not trusted or the config unknown.
+        UsageError: the Auto class has no class for this config.
+        ValueError: transformers' own, where the code is not trusted.
     """
-    trust = keywords.pop("trust_remote_code", None)
-    revision = keywords.pop("code_revision", None)
     if not is_auto(model_class):
-        return model_class, config
-    known = type(config) in getattr(model_class, _AUTO_MAPPING)
-    found = getattr(model_class, _AUTO_MAPPING)[type(config)] if known else None
-    if isinstance(found, type) and not (trust and hasattr(config, "auto_map")):
-        return found, _for_class(found, config)
-    # Code from the repository, or one of several classes: only transformers' own choice will do.
-    code = {} if revision is None else {"code_revision": revision}
-    with torch.device("meta"):
-        model = model_class.from_config(config, trust_remote_code=trust, **code)
-    return type(model), _for_class(type(model), config)
+        return model_class
+    mapping = getattr(model_class, _AUTO_MAPPING)
+    known = _named(mapping[type(config)], config) if type(config) in mapping else None
+    reference = (getattr(config, "auto_map", None) or {}).get(model_class.__name__)
+    # A class that the caller registered comes before the repository's.
+    if reference and (known is None or known.__module__.startswith("transformers.")):
+        trust, name = keywords.get("trust_remote_code"), str(source.name)
+        resolve: Any = resolve_trust_remote_code
+        if resolve(trust, name, known is not None, has_remote_code=True):
+            revision = keywords.get("code_revision")
+            return get_class_from_dynamic_module(
+                reference, name, code_revision=revision, **source.hub
+            )
+    if known is None:
+        raise UsageError(
+            f"{model_class.__name__} has no class for {type(config).__name__}; use the Auto class "
+            f"or the model class that the checkpoint was written by."
+        )
+    return known
 
 
-def _for_class(found: Any, config: Any) -> Any:  # noqa: ANN401 - see above
-    """The text part of a composite config, where the class takes only that."""
+def _named(found: Any, config: Any) -> Any:  # noqa: ANN401 - see above
+    """Of several classes the one that the config names, or else the first."""
+    if isinstance(found, type):
+        return found
+    by_name = {each.__name__: each for each in found}
+    named = [by_name[name] for name in config.architectures or () if name in by_name]
+    return (*named, *found)[0]
+
+
+def config_for(found: Any, config: Any) -> Any:  # noqa: ANN401 - see above
+    """The text part of a composite config, where the class takes only that.
+
+    Args:
+        found: a class that an Auto class led to.
+        config: the model's.
+    """
     text_class = config.sub_configs.get("text_config")
     if text_class is None or getattr(found, "config_class", None) is not text_class:
         return config
