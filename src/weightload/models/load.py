@@ -59,7 +59,8 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
     """Load a model of transformers onto a device.
 
     Args:
-        model_class: an Auto class such as `AutoModelForCausalLM`, or a model class.
+        model_class: an Auto class such as `AutoModelForCausalLM`, or a model class. One of your
+            own does not know the model's name yet while its `__init__` runs.
         path: a folder, or the id of a repository on the hub.
         device: `cuda`, `cuda:1`, or the ordinal.
         dtype: `auto` keeps the checkpoint's; otherwise as from_pretrained's.
