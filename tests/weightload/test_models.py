@@ -780,3 +780,5 @@ def test_a_model_without_a_gpu_is_one_sentence(tmp_path: Path) -> None:
     FAMILIES["llama"].write(tmp_path)
     with pytest.raises(weightload.DeviceError):
         weightload.load_model(AutoModelForCausalLM, tmp_path)
+    with pytest.warns(weightload.FallbackWarning), pytest.raises(weightload.DeviceError):
+        weightload.load_model(_Hooked, tmp_path, device_map=None)

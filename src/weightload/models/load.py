@@ -180,9 +180,15 @@ class _Call:
         return why_not_device_map(device_map)
 
     def _placement(self) -> dict[str, Any]:
-        """Where from_pretrained puts what it makes itself; the CPU with a driver given."""
+        """Where from_pretrained puts what it makes itself; the CPU with a driver given.
+
+        Raises:
+            DeviceError: there is no such device, or no driver.
+        """
         if self.options["driver"] is not None:
             return {}
+        # Without the device there is one sentence, before anything is made for it.
+        device_profile(str(self.device))
         return {"device_map": f"cuda:{parse_ordinal(str(self.device))}"}
 
     def _fall_back(
@@ -201,7 +207,9 @@ class _Call:
         found = found or self._class_of(path, keywords)
         asked = gives_account(self.model_class) and gives_account(found)
         account = {"output_loading_info": True} if asked else {}
-        placed = self._placement() | keywords | account
+        placed = keywords | account
+        if placed.get("device_map") is None:
+            placed |= self._placement()
         with report.phase("build"):
             result = self.model_class.from_pretrained(path, dtype=self.dtype, **placed)
         model, info = result if isinstance(result, tuple) else (result, {})
@@ -213,6 +221,8 @@ class _Call:
 
     def _class_of(self, path: str | os.PathLike[str], keywords: dict[str, Any]) -> Any:  # noqa: ANN401 - see above
         """The class that from_pretrained comes to, or the one asked for where that is unknown."""
+        if not is_auto(self.model_class):
+            return self.model_class
         hub, own = _split(keywords)
         source = Source(path, Path(path), hub)
         try:
@@ -232,13 +242,10 @@ class _Call:
         keywords: dict[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
         report = self.report
-        if self.options["driver"] is None:
-            # Without the device there is one sentence, before anything is made for it.
-            device_profile(str(self.device))
+        placement = self._placement()
         generation_config = rest.pop("generation_config", None)
         trust = rest.pop("trust_remote_code", None)
         rest.pop("code_revision", None)
-        placement = self._placement()
         with report.phase("build"), NoMetaInit():
             weights = LazyWeights(files, lambda: self._upload(files))
             model, info = found.from_pretrained(
