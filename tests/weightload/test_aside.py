@@ -28,8 +28,9 @@ class _Storm:
         return "value"
 
     def stop(self, error: BaseException) -> None:
-        """Be told."""
+        """Be told, and be interrupted in that as well."""
         self.told.append(error)
+        signal.raise_signal(signal.SIGINT)
         self._told.set()
 
 
