@@ -167,6 +167,7 @@ class Run:
             kept.undo(destination.release)
             destination.allocate()
             destination.ready(stream)
+        # Beside the readers it would cost them Python's lock; see `upload`.
         with report.phase("plan"), collector_held_off():
             work = list(self._work(selection, destination))
             tensors = destination.tensors()

@@ -123,7 +123,9 @@ class Upload:
     def stop(self, error: BaseException) -> None:
         """Have the readers stop at their next batch; the first error is the one that is raised."""
         with self._error_lock:
-            self._first_error = self._first_error or error
+            # An error may be false, if its class says so.
+            if self._first_error is None:
+                self._first_error = error
 
     def _settle(self) -> None:
         """Wait for all copies; those of a quarantined slot end with the stream at the latest."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from loadproof import cli
 from loadproof.qualify import WRITTEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PROJECT = """
 [build-system]
@@ -534,15 +535,9 @@ def test_the_help_lists_every_exit_status(project: Path) -> None:
         assert re.search(rf"\b{status}\b", listed), status
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interruption_in_a_leg_leaves_nothing(
-    project: Path, checkpoint: Path, number: signal.Signals
-) -> None:
-    """Ctrl-C, a kill or a lost terminal ends the leg too; no receipt, no folder, status 130."""
-    told = project.parent / "leg"
-    source = TELL_AND_HANG.format(path=str(told))
-    (project / "weightload" / "__init__.py").write_text(source)
-    commit_all(project, "it hangs")
+@contextmanager
+def qualifying(project: Path, checkpoint: Path) -> Iterator[subprocess.Popen[str]]:
+    """Qualify in a process that can be interrupted, with `scratch` beside the project."""
     scratch = project.parent / "scratch"
     scratch.mkdir()
     options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
@@ -556,16 +551,29 @@ def test_an_interruption_in_a_leg_leaves_nothing(
         env={**os.environ, "TMPDIR": str(scratch)},
     ) as harness:
         try:
-            leg = psutil.Process(int(written(told)))
-            os.killpg(harness.pid, number)
-            _, said = harness.communicate(timeout=30)
+            yield harness
         finally:
             harness.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_in_a_leg_leaves_nothing(
+    project: Path, checkpoint: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C, a kill or a lost terminal ends the leg too; no receipt, no folder, status 130."""
+    told = project.parent / "leg"
+    source = TELL_AND_HANG.format(path=str(told))
+    (project / "weightload" / "__init__.py").write_text(source)
+    commit_all(project, "it hangs")
+    with qualifying(project, checkpoint) as harness:
+        leg = psutil.Process(int(written(told)))
+        os.killpg(harness.pid, number)
+        _, said = harness.communicate(timeout=30)
     assert harness.returncode == 130
     assert said == "loadproof: Interrupted; no receipt was written and no leg is running.\n"
     assert not leg.is_running()
     assert not (project / "out").exists()
-    assert list(scratch.iterdir()) == []
+    assert list((project.parent / "scratch").iterdir()) == []
 
 
 def test_an_interruption_of_the_imports_is_quiet(project: Path) -> None:
@@ -599,32 +607,18 @@ def test_an_end_during_a_build_leaves_nobody(
     build = json.dumps(["{python}", "-c", BUILD_AND_HANG, str(told), "{site}"])
     (project / "loadproof.toml").write_text(f'entry = "weightload:load"\nbuild = {build}\n')
     commit_all(project, "its build hangs")
-    options = ["--baseline=main", f"--checkpoint={checkpoint}", "--out=out"]
-    program = [*INTERRUPTIBLE, sys.executable, "-P", "-m", "loadproof"]
-    scratch = project.parent / "scratch"
-    scratch.mkdir()
-    with subprocess.Popen(
-        [*program, "qualify", *options],
-        cwd=project,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-    ) as harness:
-        try:
-            builders = [psutil.Process(int(pid)) for pid in written(told).split()]
-            assert len(builders) == 2
-            os.kill(harness.pid, number)
-            _, said = harness.communicate(timeout=30)
-        finally:
-            harness.kill()
+    with qualifying(project, checkpoint) as harness:
+        builders = [psutil.Process(int(pid)) for pid in written(told).split()]
+        assert len(builders) == 2
+        os.kill(harness.pid, number)
+        _, said = harness.communicate(timeout=30)
     _, left = psutil.wait_procs(builders, timeout=30)
     for each in left:
         each.kill()
     assert left == []
     assert harness.returncode == (-number if number == signal.SIGKILL else 130)
     # After SIGKILL the next run removes what the build had in hand; nothing lies elsewhere.
-    assert len(list(scratch.iterdir())) == (number == signal.SIGKILL)
+    assert len(list((project.parent / "scratch").iterdir())) == (number == signal.SIGKILL)
     assert "Traceback" not in said
 
 
