@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ARMS = ("weightload", "transformers", "gb10-load-llm", "placing")
 _PROMPT_TOKENS = 32_768
+LONG_PROMPT = tuple((7 * place + place // 13) % 150_000 for place in range(_PROMPT_TOKENS))
 _PROMPT_SHORT = (11, 401, 75, 3020, 9)
 _AUTO: Any = AutoModelForCausalLM
 
@@ -171,17 +172,20 @@ def _placing(folder: Path, device: str) -> tuple[Any, dict[str, Any]]:
         )
 
 
-def _looked_at(model: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers has no types
-    """Bytes, sums of the weights' bits and served tokens; equal loads give equal values."""
-    weights = model.state_dict()
-    # A sum per weight, times its place: a weight in another's place gives another value.
+def _bits(model: Any) -> int:  # noqa: ANN401 - transformers has no types
+    """A sum of the weights' bits; a weight in another's place gives another value."""
     sums = [
         int(weight.contiguous().reshape(-1).view(torch.int16).sum(dtype=torch.int64))
-        for weight in weights.values()
+        for weight in model.state_dict().values()
     ]
+    return sum(place * value for place, value in enumerate(sums, start=1))
+
+
+def _looked_at(model: Any) -> dict[str, Any]:  # noqa: ANN401 - see above
+    """Bytes, sums of the weights' bits and served tokens; equal loads give equal values."""
     figures: dict[str, Any] = {
-        "nbytes": sum(weight.nbytes for weight in weights.values()),
-        "bits": sum(place * value for place, value in enumerate(sums, start=1)),
+        "nbytes": sum(weight.nbytes for weight in model.state_dict().values()),
+        "bits": _bits(model),
         "tokens": greedy_tokens(model, _PROMPT_SHORT, 16),
     }
     report = getattr(model, "weightload_report", None)
@@ -192,12 +196,12 @@ def _looked_at(model: Any) -> dict[str, Any]:  # noqa: ANN401 - transformers has
 
 def _prompt(model: Any) -> dict[str, Any]:  # noqa: ANN401 - see above
     """Serve a long prompt, cold, and time it up to its last token."""
-    count = _PROMPT_TOKENS if torch.cuda.is_available() else 256
-    prompt = [(7 * place + place // 13) % 150_000 for place in range(count)]
+    prompt = LONG_PROMPT if torch.cuda.is_available() else LONG_PROMPT[:256]
     begun = time.perf_counter()
     tokens = greedy_tokens(model, prompt, 8)
     _synchronize()
-    return {"prompt_seconds": time.perf_counter() - begun, "prompt_tokens": tokens}
+    seconds = time.perf_counter() - begun
+    return {"prompt_seconds": seconds, "prompt_tokens": tokens, "bits": _bits(model)}
 
 
 def _families(device: str) -> dict[str, Any]:

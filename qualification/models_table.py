@@ -138,7 +138,12 @@ def _prompt(samples: Sequence[Sample]) -> list[str]:
     tokens = {tuple(sample["prompt_tokens"]) for sample in samples if "prompt_tokens" in sample}
     arms = {sample["arm"] for sample in samples if "prompt_tokens" in sample}
     same = len(tokens) == 1 and len(arms) > 1
-    return [*rows, _yes_or_no("tokens after the long prompt equal", "equal", ok=same)]
+    bits_equal = len(arms) > 1 and len({sample.get("bits") for sample in samples}) == 1
+    return [
+        *rows,
+        _yes_or_no("sums of every weight's bits after it equal", "equal", ok=bits_equal),
+        _yes_or_no("tokens after the long prompt equal", "equal", ok=same),
+    ]
 
 
 def _families(sample: Sample) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,3 +54,11 @@ def test_a_tensor_written_again_is_named(device_class: DeviceClass, name: str) -
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         tensors[name].copy_(255 - tensors[name])
         assert samples.changed() == [name]
+
+
+def test_a_thread_that_has_not_used_the_device_takes_samples(device_class: DeviceClass) -> None:
+    """Such a thread has no context of its own until one is made current there."""
+    assert device_class
+    tensors = _tensors()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: Samples(tensors).changed()).result() == []

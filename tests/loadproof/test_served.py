@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fixtures.checkpoints import Tensor, write_checkpoint
 from fixtures.models import FAMILIES
@@ -401,6 +403,23 @@ def test_the_model_is_made_of_the_very_tensors(tmp_path: Path) -> None:
     embedding = tensors["model.embed_tokens.weight"]
     embedding.copy_(embedding.flip(0))
     assert first_difference(expected, ours.serve(tensors)) is not None
+
+
+@pytest.mark.parametrize("name", ["llama by its class", "bert"])
+def test_nothing_is_served_by_cudnn_s_attention(tmp_path: Path, name: str) -> None:
+    """It answers a long prompt differently from one time to the next; the rest is as it was."""
+    checkpoint = written(tmp_path / "model", name)
+    chosen: list[bool] = []
+    hook = register_module_forward_pre_hook(
+        lambda *_: chosen.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+    )
+    try:
+        server(checkpoint).serve(load_file(checkpoint / "model.safetensors"))
+    finally:
+        hook.remove()
+    assert chosen
+    assert not any(chosen)
+    assert torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
 
 
 def test_a_program_s_tensors_are_served_by_their_bytes(tmp_path: Path) -> None:

@@ -676,6 +676,22 @@ def test_a_model_of_transformers_moves_with_its_ties(checkpoint: Callable[[str],
     )
 
 
+def test_outputs_are_computed_without_cudnn_s_attention(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    """Neither tokens nor outputs come from it, and the caller's choice is as it was."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("qwen2 tied"))
+    chosen: list[bool] = []
+    hook = model.register_forward_pre_hook(
+        lambda *_: chosen.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+    )
+    weightload.greedy_tokens(model, [3, 5, 8], 1)
+    weightload.own_outputs(model, {"input_ids": torch.tensor([[3, 5, 8]])})
+    hook.remove()
+    assert chosen == [False, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+
+
 def test_a_model_without_data_is_refused_and_left_alone() -> None:
     """Meta tensors are named; nothing was moved."""
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))

@@ -6,7 +6,9 @@ state_dict=..., device_map=...)``; on the fake device they are read back into a 
 CPU.  The reference is the same class, loaded by transformers from the files.
 
 Greedy decoding draws nothing at random, so two loads of the same bytes serve the same tokens.
-A model that generates nothing is compared by the bytes of its own output.
+A model that generates nothing is compared by the bytes of its own output.  Attention is computed
+without cuDNN, which does not give one model's answer to a long prompt the same way twice (see
+``weightload.models.outputs``).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # By name: transformers imports its machinery, which takes seconds, only where a name is asked
 # for, and here that is once for all serve legs (see ``template``).
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from loadproof.measure.messages import Serving
 
 _SENTENCE_MAX = 200
+_REPRODUCIBLE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _TOP_EXPONENT_BIT = 0x40  # of the last byte of a little-endian float
 _SPECIAL_ENDINGS = ("token_id", "token_ids", "token_index")
 _TORCH_NAMES = {stored: name for name, stored in DTYPE_NAMES.items()}
@@ -277,7 +281,7 @@ def _align(model: Any) -> None:  # noqa: ANN401 -- see above
 
 def _generated(model: Any, prompt: torch.Tensor, count: int) -> tuple[int, ...]:  # noqa: ANN401 -- see above
     """Serve ``count`` tokens; one that ends a text does not end them."""
-    with torch.inference_mode():
+    with torch.inference_mode(), sdpa_kernel(_REPRODUCIBLE):
         served = _tried(
             "a prompt",
             lambda: model.generate(
@@ -296,7 +300,7 @@ def _own_output(model: Any, prompt: torch.Tensor) -> Iterator[OutputDigest]:  # 
     inputs = {"input_ids": prompt}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = prompt[:, :1]
-    with torch.inference_mode():
+    with torch.inference_mode(), sdpa_kernel(_REPRODUCIBLE):
         outputs = _tried("a prompt", lambda: model(**inputs, return_dict=True))
     found = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
     if not found:

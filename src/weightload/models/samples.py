@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weightload.device.driver import real_driver
+from weightload.device.profile import Device
 from weightload.device.strided import PIECE_BYTES, queue_strided_copy
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Samples:
 
     def _taken(self) -> dict[int, torch.Tensor]:
         """The samples of each storage, on the CPU."""
-        return {place: _sampled(whole, self._step) for place, whole in self._wholes.items()}
+        return _sampled(self._wholes, self._step)
 
     def _is_in(self, tensor: torch.Tensor, written: Mapping[int, torch.Tensor]) -> bool:
         marks = written.get(tensor.untyped_storage().data_ptr())
@@ -77,20 +78,30 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
 
 
-def _sampled(whole: torch.Tensor, step: int) -> torch.Tensor:
-    """The samples of one storage, on the CPU; in the order of torch's current stream.
+def _sampled(wholes: Mapping[int, torch.Tensor], step: int) -> dict[int, torch.Tensor]:
+    """The samples of storages of one device, on the CPU; in the order of torch's current stream.
 
     Returns:
-        One number for each step: a byte, or the bytes of a piece. From a device there is
-        none for a last step that is shorter than a piece.
+        For each storage one number for each step: a byte, or the bytes of a piece. From a
+        device there is none for a last step that is shorter than a piece.
     """
-    if whole.device.type != "cuda":
-        return whole[::step].clone()
-    count = (whole.numel() + step - PIECE_BYTES) // step
-    gathered = torch.empty(count, dtype=torch.int32, device=whole.device)
-    if count:
-        stream = torch.cuda.current_stream(whole.device).cuda_stream
-        places = whole.data_ptr(), step, gathered.data_ptr(), count
-        with torch.cuda.device(whole.device):
-            queue_strided_copy(real_driver(), *places, stream)
-    return gathered.cpu()
+    device = next((whole.device for whole in wholes.values()), None)
+    if device is None or device.type != "cuda":
+        return {place: whole[::step].clone() for place, whole in wholes.items()}
+    counts = [(whole.numel() + step - PIECE_BYTES) // step for whole in wholes.values()]
+    # Brought to the CPU together, since each transfer from the device costs as much as many.
+    gathered = torch.empty(sum(counts), dtype=torch.int32, device=device)
+    parts = torch.split(gathered, counts)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    gpu = Device(real_driver(), device.index)
+    try:
+        # A thread that has not used the device has no context, whatever torch says is current.
+        with gpu.current():
+            for place, part in zip(wholes, parts, strict=True):
+                if part.numel():
+                    target = part.data_ptr(), part.numel()
+                    queue_strided_copy(gpu.driver, place, step, *target, stream)
+            on_cpu = gathered.cpu()
+    finally:
+        gpu.close()
+    return dict(zip(wholes, torch.split(on_cpu, counts), strict=True))
