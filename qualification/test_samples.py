@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loadproof.gate import DeviceClass
 
 # Each is a storage of its own but the last two, which share one as tensors of a slab do.
-_SIZES = (4, 255, 256, 257, 260, 70_001, 3 << 20)
+_SIZES = (1, 2, 4, 255, 256, 257, 260, 70_001, 3 << 20)
 _NAMES = [*(f"of {size}" for size in _SIZES), "first of slab", "last of slab"]
 
 
@@ -29,19 +29,12 @@ def _tensors() -> dict[str, torch.Tensor]:
 
 
 def test_samples_are_those_of_the_bytes(device_class: DeviceClass) -> None:
-    """The first byte of every piece that the driver brings together is where it should be."""
+    """What the driver brings together are the pieces that torch takes of the same bytes."""
     assert device_class
     tensors = _tensors()
     samples = Samples(tensors)
-    for place, taken in samples._before.items():  # noqa: SLF001 - what was taken, byte for byte
-        (whole,) = [
-            each
-            for each in samples._wholes.values()  # noqa: SLF001 - as above
-            if each.data_ptr() == place
-        ]
-        firsts = whole[:: samples._step].cpu()[: len(taken)]  # noqa: SLF001 - as above
-        assert torch.equal(taken.view(torch.uint8)[::4], firsts)
-        assert len(taken) >= len(firsts) - 1
+    on_cpu = Samples({name: tensor.cpu() for name, tensor in tensors.items()})
+    assert torch.equal(samples._before, on_cpu._before)  # noqa: SLF001 - what was taken
     assert samples.changed() == []
 
 

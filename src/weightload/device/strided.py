@@ -14,26 +14,39 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4
 
 
-def queue_strided_copy(
-    driver: Driver, source: int, step_bytes: int, target: int, count: int, stream: int
-) -> None:
-    """Queue a copy of the first bytes of every step, from device memory to device memory.
+class StridedCopies:
+    """Copies from device memory to device memory, queued on one stream."""
 
-    Args:
-        driver: the real driver.
-        source: device address of the first byte to take.
-        step_bytes: from one piece that is taken to the next.
-        target: device address of `count` pieces, which are written side by side.
-        count: pieces to take, of `PIECE_BYTES` each.
-        stream: where to queue it.
+    def __init__(self, driver: Driver, stream: int) -> None:
+        """Prepare.
 
-    Raises:
-        DriverError: it could not be queued.
-    """
-    cu = driver.cu
-    shape: Any = cu.CUDA_MEMCPY2D()
-    shape.srcMemoryType = shape.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    shape.srcDevice, shape.srcPitch = source, step_bytes
-    shape.dstDevice, shape.dstPitch = target, PIECE_BYTES
-    shape.WidthInBytes, shape.Height = PIECE_BYTES, count
-    driver.call("cuMemcpy2DAsync", shape, stream)
+        Args:
+            driver: the real driver; the device's context has to be current.
+            stream: where to queue the copies.
+        """
+        self._call = driver.call
+        self._stream = stream
+        kind = driver.cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        # Filled in again for every copy: the driver has read it when the call returns.
+        self._shape: Any = driver.cu.CUDA_MEMCPY2D()
+        self._shape.srcMemoryType = self._shape.dstMemoryType = kind
+        self._shape.dstPitch = PIECE_BYTES
+
+    def queue(self, source: int, step_bytes: int, target: int, count: int, width: int) -> None:
+        """Queue a copy of the first bytes of every step.
+
+        Args:
+            source: device address of the first byte to take.
+            step_bytes: from one piece that is taken to the next.
+            target: device address of the first piece; they are written `PIECE_BYTES` apart.
+            count: pieces to take, one or more.
+            width: bytes of each, at most `PIECE_BYTES` and `step_bytes`.
+
+        Raises:
+            DriverError: it could not be queued.
+        """
+        shape = self._shape
+        shape.srcDevice, shape.srcPitch = source, step_bytes
+        shape.dstDevice, shape.Height = target, count
+        shape.WidthInBytes = width
+        self._call("cuMemcpy2DAsync", shape, self._stream)

@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig
 
 from weightload.device.profile import device_profile, parse_ordinal
 from weightload.errors import FallbackWarning, UsageError
-from weightload.host.collector import collector_held_off
 from weightload.load import load
 from weightload.models.check import check_complete, check_weights, count_copies
 from weightload.models.fallback import (
@@ -247,7 +246,7 @@ class _Call:
         generation_config = rest.pop("generation_config", None)
         trust = rest.pop("trust_remote_code", None)
         rest.pop("code_revision", None)
-        with report.phase("build"), NoMetaInit(), collector_held_off():
+        with report.phase("build"), NoMetaInit():
             weights = LazyWeights(files, lambda: self._upload(files))
             model, info = found.from_pretrained(
                 None,

@@ -7,44 +7,52 @@ to see it, and comparing those costs next to nothing beside the upload.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from weightload.device.driver import real_driver
 from weightload.device.profile import Device
-from weightload.device.strided import PIECE_BYTES, queue_strided_copy
+from weightload.device.strided import PIECE_BYTES, StridedCopies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Tensors stand this far apart on the device, so that none is without a sample.
-_STEP_BYTES = 256
-# Of more weights than 512 MiB the samples are taken further apart instead of growing; a
-# tensor smaller than the step may then be without one.
-_SAMPLES_MAX = 2 << 20
+# Every tensor has as many pieces, or as many as it is long.
+_PIECES_MIN = 64
+# Large ones have a piece for every so many bytes: the copy engine takes 5 ns for each.
+_STEP_BYTES = 16 << 10
+# Of more weights than 8 GiB the pieces are taken further apart instead of growing in number.
+_PIECES_MAX = 512 << 10
+
+
+class _Part(NamedTuple):
+    """Pieces of one tensor, `step` bytes apart, of `width` bytes each."""
+
+    raw: torch.Tensor
+    pieces: int
+    step: int
+    width: int
 
 
 class Samples:
-    """Bytes of every storage behind some tensors, as they are now."""
+    """Bytes of some tensors, as they are now."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the samples.
 
         Args:
-            tensors: by name; kept alive as long as this.
+            tensors: by name, contiguous, all on one device; kept alive as long as this.
 
         Raises:
             DriverError: the device failed.
         """
-        self._tensors = dict(tensors)
-        wholes = {
-            tensor.untyped_storage().data_ptr(): _bytes_of(tensor) for tensor in tensors.values()
+        total = sum(tensor.nbytes for tensor in tensors.values())
+        step = _STEP_BYTES * max(1, -(-total // (_PIECES_MAX * _STEP_BYTES)))
+        self._parts = {
+            name: _part(tensor, step) for name, tensor in tensors.items() if tensor.nbytes
         }
-        total = sum(whole.numel() for whole in wholes.values())
-        self._step = _STEP_BYTES * max(1, -(-total // (_SAMPLES_MAX * _STEP_BYTES)))
-        self._wholes = {place: whole for place, whole in wholes.items() if whole.numel()}
-        self._before = self._taken()
+        self._before = _taken(list(self._parts.values()))
 
     def changed(self) -> list[str]:
         """Names of the tensors whose samples are others now.
@@ -52,56 +60,51 @@ class Samples:
         Raises:
             DriverError: the device failed.
         """
-        written = {
-            place: now != self._before[place]
-            for place, now in self._taken().items()
-            if not torch.equal(now, self._before[place])
-        }
-        return [name for name, tensor in self._tensors.items() if self._is_in(tensor, written)]
-
-    def _taken(self) -> dict[int, torch.Tensor]:
-        """The samples of each storage, on the CPU."""
-        return _sampled(self._wholes, self._step)
-
-    def _is_in(self, tensor: torch.Tensor, written: Mapping[int, torch.Tensor]) -> bool:
-        marks = written.get(tensor.untyped_storage().data_ptr())
-        if marks is None or not tensor.numel():
-            return False
-        first = tensor.storage_offset() * tensor.element_size()
-        own = marks[-(-first // self._step) : -(-(first + tensor.nbytes) // self._step)]
-        return bool(own.any())
+        parts = list(self._parts.values())
+        differ = torch.split(_taken(parts) != self._before, [part.pieces for part in parts])
+        return [name for name, own in zip(self._parts, differ, strict=True) if own.any()]
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor's storage."""
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+def _part(tensor: torch.Tensor, step_bytes: int) -> _Part:
+    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    first = tensor.storage_offset() * tensor.element_size()
+    raw.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
+    whole = max(_PIECES_MIN, tensor.nbytes // PIECE_BYTES)
+    pieces = min(whole, max(_PIECES_MIN, tensor.nbytes // step_bytes))
+    step = whole // pieces * PIECE_BYTES
+    return _Part(raw, pieces, step, min(PIECE_BYTES, tensor.nbytes))
 
 
-def _sampled(wholes: Mapping[int, torch.Tensor], step: int) -> dict[int, torch.Tensor]:
-    """The samples of storages of one device, on the CPU; in the order of torch's current stream.
+def _taken(parts: list[_Part]) -> torch.Tensor:
+    """The pieces one after the other, on the CPU; in the order of torch's current stream.
 
     Returns:
-        For each storage one number for each step: a byte, or the bytes of a piece. From a
-        device there is none for a last step that is shorter than a piece.
+        One number for each piece; a piece of a tensor that is shorter than that ends in zeros.
     """
-    device = next((whole.device for whole in wholes.values()), None)
-    if device is None or device.type != "cuda":
-        return {place: whole[::step].clone() for place, whole in wholes.items()}
-    counts = [(whole.numel() + step - PIECE_BYTES) // step for whole in wholes.values()]
-    # Brought to the CPU together, since each transfer from the device costs as much as many.
+    device = parts[0].raw.device if parts else torch.device("cpu")
+    counts = [part.pieces for part in parts]
     gathered = torch.empty(sum(counts), dtype=torch.int32, device=device)
-    parts = torch.split(gathered, counts)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    gpu = Device(real_driver(), device.index)
+    if device.type == "cuda":
+        _queue_copies(parts, gathered)
+    taken = gathered.cpu()
+    places = torch.split(taken.view(torch.uint8).view(-1, PIECE_BYTES), counts)
+    for (raw, pieces, step, width), place in zip(parts, places, strict=True):
+        if device.type != "cuda":
+            place[:, :width] = raw.as_strided((pieces, width), (step, 1))
+        if width < PIECE_BYTES:
+            place[:, width:] = 0
+    return taken
+
+
+def _queue_copies(parts: list[_Part], gathered: torch.Tensor) -> None:
+    stream = torch.cuda.current_stream(gathered.device).cuda_stream
+    gpu = Device(real_driver(), gathered.device.index)
     try:
         # A thread that has not used the device has no context, whatever torch says is current.
         with gpu.current():
-            for place, part in zip(wholes, parts, strict=True):
-                if part.numel():
-                    target = part.data_ptr(), part.numel()
-                    queue_strided_copy(gpu.driver, place, step, *target, stream)
-            on_cpu = gathered.cpu()
+            copies, target = StridedCopies(gpu.driver, stream), gathered.data_ptr()
+            for raw, pieces, step, width in parts:
+                copies.queue(raw.data_ptr(), step, target, pieces, width)
+                target += pieces * PIECE_BYTES
     finally:
         gpu.close()
-    return dict(zip(wholes, torch.split(on_cpu, counts), strict=True))

@@ -1,0 +1,42 @@
+"""Samples on the CPU: a tensor that is written again is named, and no other."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightload.models.samples import Samples
+
+SIZES = st.one_of(st.integers(0, 600), st.sampled_from((70_001, 3 << 20)))
+
+
+@given(sizes=st.lists(SIZES, min_size=1, max_size=6), data=st.data())
+def test_a_tensor_written_again_is_named_and_no_other(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    """Whatever the tensors' lengths, and whether or not they lie in one storage."""
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    slab = torch.arange(sum(sizes), dtype=torch.int64).to(torch.uint8)
+    tensors = {
+        str(place): slab[start : start + size]
+        for place, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    }
+    samples = Samples(tensors)
+    assert samples.changed() == []
+    written = data.draw(st.sampled_from(sorted(tensors)))
+    tensors[written].copy_(255 - tensors[written])
+    assert samples.changed() == ([written] if tensors[written].numel() else [])
+
+
+def test_pieces_lie_all_over_a_large_tensor() -> None:
+    """A row in its middle that is written again is seen, as one of padding would be."""
+    weight = torch.ones(1000, 8192, dtype=torch.bfloat16)
+    samples = Samples({"embedding": weight})
+    weight[501].zero_()
+    assert samples.changed() == ["embedding"]
+
+
+def test_no_tensors_have_no_samples() -> None:
+    """Nothing to look at has not changed."""
+    assert Samples({}).changed() == []
