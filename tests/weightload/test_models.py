@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -31,7 +30,6 @@ from fixtures.model_equality import differences, tensors_of
 from fixtures.models import FAMILIES
 from tests.weightload.model_support import on_fake, written
 from weightload.models.families import READ_AHEAD_LAYERS, read_ahead_layers
-from weightload.models.meta import NoMetaInit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -729,33 +727,6 @@ def test_a_failed_move_leaves_the_model_as_it_was() -> None:
     fake.close(check=False)
     assert {hazard.id for hazard in fake.hazards} <= {"LEAK-AT-CLOSE"}
     assert places == {name: each.data_ptr() for name, each in tensors_of(model).items()}
-
-
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The names of all operations in its body."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def test_meta_tensors_are_not_initialised_and_real_ones_are() -> None:
-    """No draw is made for what has no bytes; a real layer beside it is drawn as ever."""
-    torch.manual_seed(3)
-    expected = torch.nn.Linear(4, 4).weight
-    torch.manual_seed(3)
-    with NoMetaInit(), _Operations() as of_meta:
-        assert torch.nn.Linear(4, 4, device="meta").weight.is_meta
-    with NoMetaInit(), _Operations() as of_real:
-        assert torch.equal(torch.nn.Linear(4, 4).weight, expected)
-    assert "aten.uniform_.default" not in of_meta.names
-    assert "aten.uniform_.default" in of_real.names
 
 
 def test_a_weight_that_may_be_random_is_drawn_as_from_pretrained_draws_it(

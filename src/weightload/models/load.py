@@ -27,7 +27,6 @@ from weightload.models.fallback import (
     why_not_keywords,
 )
 from weightload.models.families import read_ahead_layers
-from weightload.models.meta import NoMetaInit
 from weightload.models.recipe import check_class, config_for, find_class, is_auto, read_config
 from weightload.models.report import ModelReport
 from weightload.models.source import HUB_DEFAULTS, Source, locate, weights_of
@@ -246,7 +245,7 @@ class _Call:
         generation_config = rest.pop("generation_config", None)
         trust = rest.pop("trust_remote_code", None)
         rest.pop("code_revision", None)
-        with report.phase("build"), NoMetaInit():
+        with report.phase("build"):
             weights = LazyWeights(files, lambda: self._upload(files))
             model, info = found.from_pretrained(
                 None,
