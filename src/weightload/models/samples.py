@@ -69,7 +69,7 @@ def _part(tensor: torch.Tensor, step_bytes: int) -> _Part:
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     first = tensor.storage_offset() * tensor.element_size()
     raw.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
-    whole = max(_PIECES_MIN, tensor.nbytes // PIECE_BYTES)
+    whole = max(1, tensor.nbytes // PIECE_BYTES)
     pieces = min(whole, max(_PIECES_MIN, tensor.nbytes // step_bytes))
     step = whole // pieces * PIECE_BYTES
     return _Part(raw, pieces, step, min(PIECE_BYTES, tensor.nbytes))
