@@ -41,6 +41,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "manifest": ((Mapping,), "a mapping of names to digests"),
     "progress": ((Callable,), "a function of two numbers"),  # type: ignore[dict-item]
     "release": ((ReleaseQueue, bool), "True, False, None or a ReleaseQueue"),
+    "system": ((System,), "a weightload.System"),
 }
 
 
@@ -121,6 +122,7 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         manifest=manifest,
         progress=progress,
         release=release,
+        system=system,
     )
     _check_contents(checkpoint, only or (), into or {})
     system = system or System()

@@ -450,6 +450,8 @@ def test_a_wish_that_cannot_be_met(model: Path) -> None:
         {"slot_bytes": 1 << 36},
         {"checkpoint": "a\0b"},
         {"release": "x"},
+        {"driver": 3},
+        {"system": 3},
     ],
     ids=ascii,
 )

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightload.device.quick import quick_calls
-from weightload.errors import DeviceError, DriverError
+from weightload.errors import DeviceError, DriverError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +60,9 @@ class Driver:
     Args:
         cu: `cuda.bindings.driver`, or an object with the same names and tuples.
         quick: entry points for `quick`, by name.
+
+    Raises:
+        UsageError: `cu` has no entry points.
     """
 
     def __init__(
@@ -67,6 +70,11 @@ class Driver:
         cu: Any,  # noqa: ANN401 - the binding publishes no types
         quick: Mapping[str, Callable[..., int]] | None = None,
     ) -> None:
+        if not callable(getattr(cu, "cuInit", None)):
+            raise UsageError(
+                f"driver is {cu!r}, and has to be an object of cuda.bindings.driver's shape, "
+                f"such as a FakeCuda."
+            )
         self.cu = cu
         self._quick = quick or {}
         self._query = self._quick.get("cuEventQuery")
