@@ -9,6 +9,7 @@ error, never as a traceback.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -69,7 +70,6 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Compare two loaders of safetensors on one checkpoint, and write a receipt.",
 )
 app.add_typer(receipt_app, name="receipt")
 _complain = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -129,6 +129,25 @@ def main() -> None:
     except Exception:  # noqa: BLE001 -- shown whole; it must not end like a refutation
         traceback.print_exc()
         sys.exit(DEFECT)
+
+
+def _tell_version(asked: bool) -> None:  # noqa: FBT001 -- as typer calls it
+    if asked:
+        typer.echo(f"loadproof {importlib.metadata.version('loadproof')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common_options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Compare two loaders of safetensors on one checkpoint, and write a receipt."""
 
 
 @app.command("qualify")

@@ -598,6 +598,25 @@ def test_an_interruption_of_the_imports_is_quiet(project: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+def test_an_interruption_of_the_end_is_too_late(project: Path) -> None:
+    """Once a command has told all, Ctrl-C changes neither its status nor its output."""
+    code = (
+        "import atexit, os, signal\n"
+        "from loadproof.__main__ import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [*INTERRUPTIBLE, sys.executable, "-P", "-c", code, "--version"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_during_a_build_leaves_nobody(
     project: Path, checkpoint: Path, number: signal.Signals
