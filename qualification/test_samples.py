@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loadproof.gate import DeviceClass
 
 # Each is a storage of its own but the last two, which share one as tensors of a slab do.
-_SIZES = (1, 2, 4, 255, 256, 257, 260, 70_001, 3 << 20)
+_SIZES = (1, 2, 4, 255, 256, 257, 260, 1024, 1025, 70_001, 3 << 20)
 _NAMES = [*(f"of {size}" for size in _SIZES), "first of slab", "last of slab"]
 
 

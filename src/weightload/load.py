@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from weightload.arguments import KINDS, check_counts, check_kinds
 from weightload.aside import run_aside, torch_stream
 from weightload.device.driver import Driver, real_driver
 from weightload.device.pinned import RING_ALIGNMENT_BYTES
@@ -15,14 +15,15 @@ from weightload.errors import UsageError
 from weightload.host.system import System
 from weightload.loaded import Loaded
 from weightload.plan import check_slot
-from weightload.release import ReleaseQueue
 from weightload.report import LoadReport
 from weightload.routes import check_route
 from weightload.run import Run
 from weightload.verify import Verifier, check_algorithm, check_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from weightload.release import ReleaseQueue
 
 
 # Smaller slots lose time to Python's lock, larger ones to pinning them.
@@ -33,16 +34,6 @@ READ_AHEAD_BYTES = 1 << 30
 # Reading is waiting, so even two cores keep a few reads under way;
 # twelve fill the link of an H200, and more only queue for Python's lock.
 _THREADS_MIN, _THREADS_MAX = 4, 12
-# What the arguments are that are no numbers, as a type and in words.
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "checkpoint": ((str, os.PathLike), "the path of a file or a folder"),
-    "only": ((Collection,), "a list of names or patterns"),
-    "into": ((Mapping,), "a mapping of names to tensors"),
-    "manifest": ((Mapping,), "a mapping of names to digests"),
-    "progress": ((Callable,), "a function of two numbers"),  # type: ignore[dict-item]
-    "release": ((ReleaseQueue, bool), "True, False, None or a ReleaseQueue"),
-    "system": ((System,), "a weightload.System"),
-}
 
 
 def load(  # noqa: PLR0913 - independent keywords, each with a default
@@ -107,15 +98,14 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         VerificationError: tensors are not those of the manifest.
         UsageError: an argument is not one that this function takes.
     """
-    for name, value, least in (
-        ("threads", 1 if threads is None else threads, 1),
-        ("slot_count", 1 if slot_count is None else slot_count, 1),
-        ("slot_bytes", slot_bytes, 1),
-        ("read_ahead", read_ahead, 0),
-        ("read_ahead_bytes", read_ahead_bytes, 0),
-    ):
-        _check_count(name, value, least)
-    _check_kinds(
+    check_counts(
+        threads=(threads, 1),
+        slot_count=(slot_count, 1),
+        slot_bytes=(slot_bytes, 1),
+        read_ahead=(read_ahead, 0),
+        read_ahead_bytes=(read_ahead_bytes, 0),
+    )
+    check_kinds(
         checkpoint=checkpoint,
         only=only,
         into=into,
@@ -160,29 +150,6 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
     return run_aside(work, run.stop, Loaded.close)
 
 
-def _check_count(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - not checked yet
-    """Check that an argument is a whole number, at least so large.
-
-    Raises:
-        UsageError: it is not.
-    """
-    # A bool is an int to Python and a slip to a caller.
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} is {value!r}, and has to be a whole number of at least {least}.")
-
-
-def _check_kinds(**arguments: Any) -> None:  # noqa: ANN401 - not checked yet
-    """Check what the arguments are that are no numbers; None is left to whoever takes it.
-
-    Raises:
-        UsageError: one is of another kind.
-    """
-    for name, value in arguments.items():
-        kinds, words = _KINDS[name]
-        if not isinstance(value, kinds) and (value is not None or name == "checkpoint"):
-            raise UsageError(f"{name} is {value!r}, and has to be {words}.")
-
-
 def _check_contents(
     checkpoint: str | os.PathLike[str], only: Collection[Any], into: Mapping[Any, Any]
 ) -> None:
@@ -195,7 +162,7 @@ def _check_contents(
         raise UsageError(f"checkpoint is {checkpoint!r}; no path has a zero byte in it.")
     for name in only:
         if not isinstance(name, str):
-            raise UsageError(f"only has {name!r} in it, and has to be {_KINDS['only'][1]}.")
+            raise UsageError(f"only has {name!r} in it, and has to be {KINDS['only'][1]}.")
     for name, tensor in into.items():
         # What a torch tensor has as well; torch itself may not be here.
         if not (callable(getattr(tensor, "data_ptr", None)) and hasattr(tensor, "dtype")):

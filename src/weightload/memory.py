@@ -11,6 +11,7 @@ import ctypes
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightload.arguments import check_counts, check_kinds
 from weightload.aside import run_aside, torch_stream
 from weightload.budget import check_room
 from weightload.checkpoint.folder import Identity, Shard
@@ -108,7 +109,10 @@ def load_memory(
         DeviceError: there is no such device, or no driver.
         DeviceMemoryError: the bytes do not fit.
         DriverError: a driver call failed.
+        UsageError: an argument is not one that this function takes.
     """
+    check_counts(threads=(threads, 1))
+    check_kinds(progress=progress, system=system)
     system = system or System()
     threads = threads or min(system.cpu_count(), _THREADS_MAX)
     report = LoadReport(threads=threads, tensors=len(memory))

@@ -109,6 +109,11 @@ class Upload:
             self._settle()
         if self._first_error is not None:
             raise self._first_error
+        brought = sum(self._report.route_bytes.values())
+        if brought != self._report.wanted_bytes:
+            raise AssertionError(
+                f"{brought} of {self._report.wanted_bytes} bytes were brought, and no error seen"
+            )
 
     def _in_order(self, carriers: Iterable[Carrier], threads: int) -> list[_Batch]:
         """Every batch in loading order; with digests the largest first."""

@@ -47,6 +47,13 @@ def test_one_read_per_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [11, 1]
 
 
+def test_pages_are_touched_whatever_the_default_device_is() -> None:
+    """A tensor on the CPU is read there, under a context of another device too."""
+    tensor = torch.ones(3)
+    with torch.device("meta"):
+        assert compat.touch_tensor_cpu_pages(tensor) == 12
+
+
 def test_a_view_spans_from_its_first_element_to_its_last() -> None:
     """Offsets and strides are counted in bytes of the storage."""
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)

@@ -466,6 +466,15 @@ def test_an_argument_of_the_wrong_kind(model: Path, wrong: dict[str, Any]) -> No
     assert driver_calls(fake) == []
 
 
+def test_bytes_that_nobody_brought_are_noticed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load whose readers brought too little does not hand out what it has."""
+    monkeypatch.setattr("weightload.upload.Upload._drain", lambda _: None)
+    with FakeCuda() as fake, pytest.raises(AssertionError, match=r"^0 of \d+ bytes"):
+        weightload.load(model, driver=fake, **SMALL)
+
+
 @pytest.mark.parametrize(
     "duplicate", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda each: each.__name__
 )

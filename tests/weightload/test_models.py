@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     BertForMaskedLM,
+    BertModel,
     FunnelBaseModel,
     FunnelConfig,
     GenerationConfig,
@@ -75,7 +77,7 @@ def test_everything_public_is_there() -> None:
     assert all(getattr(weightload, name) for name in weightload.__all__)
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float16", torch.float32])
+@pytest.mark.parametrize("dtype", ["auto", None, "float16", torch.float32])
 @pytest.mark.parametrize("stored", [None, "bfloat16"])
 def test_dtype_rules_are_from_pretrained_s(
     checkpoint: Callable[[str], Path], dtype: Any, stored: str | None
@@ -93,7 +95,10 @@ def test_dtype_rules_are_from_pretrained_s(
     assert differences(model, expected) == []
 
 
-def test_the_index_may_say_the_dtype(checkpoint: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("asked", [{}, {"dtype": None}, {"dtype": "auto"}], ids=str)
+def test_the_index_may_say_the_dtype(
+    checkpoint: Callable[[str], Path], asked: dict[str, Any]
+) -> None:
     """A config without a dtype takes the one of the index."""
     folder = checkpoint("llama")
     change_config(folder, dtype=None)
@@ -101,10 +106,18 @@ def test_the_index_may_say_the_dtype(checkpoint: Callable[[str], Path]) -> None:
     index = json.loads(path.read_text())
     index["metadata"]["dtype"] = "float16"
     path.write_text(json.dumps(index))
-    expected = AutoModelForCausalLM.from_pretrained(folder)
-    model = on_fake(AutoModelForCausalLM, folder)
+    expected = AutoModelForCausalLM.from_pretrained(folder, **asked)
+    model = on_fake(AutoModelForCausalLM, folder, **asked)
     assert (model.dtype, expected.dtype) == (torch.float16, torch.float16)
     assert differences(model, expected) == []
+
+
+def test_of_two_dtypes_the_newer_name_s_is_taken(checkpoint: Callable[[str], Path]) -> None:
+    """`dtype` and `torch_dtype` together, as from_pretrained takes them."""
+    folder = checkpoint("llama")
+    asked: dict[str, Any] = {"dtype": torch.float32, "torch_dtype": torch.float16}
+    expected = AutoModelForCausalLM.from_pretrained(folder, **asked)
+    assert differences(on_fake(AutoModelForCausalLM, folder, **asked), expected) == []
 
 
 def test_keywords_reach_the_config_and_the_class(checkpoint: Callable[[str], Path]) -> None:
@@ -429,6 +442,88 @@ def test_pickles_are_refused_with_what_to_do(checkpoint: Callable[[str], Path]) 
         on_fake(AutoModel, folder, use_safetensors=False)
 
 
+def test_loads_in_several_threads_are_from_pretrained_s(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Models of two dtypes, one with ties, loaded at once many times; torch is as it was."""
+    root = tmp_path_factory.getbasetemp() / "families"
+    folders = [written(root, name) for name in ("qwen2 tied", "qwen2 untied", "llama")]
+    expected = [AutoModelForCausalLM.from_pretrained(each) for each in folders]
+
+    def differing(number: int) -> list[str]:
+        model = on_fake(AutoModelForCausalLM, folders[number % 3])
+        return differences(model, expected[number % 3])
+
+    with ThreadPoolExecutor(3) as pool:
+        assert set(map(tuple, pool.map(differing, range(18)))) == {()}
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"threads": -1},
+        {"threads": "2"},
+        {"progress": 5},
+        {"system": 3},
+        {"allow": None},
+        {"allow": [1]},
+        {"path": None},
+        {"path": b"x"},
+    ],
+    ids=str,
+)
+def test_arguments_are_looked_at_before_anything_is_built(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
+) -> None:
+    """Each slip is one sentence that names it, and no model was made for it."""
+    monkeypatch.delattr(BertModel, "__init__")
+    arguments: dict[str, Any] = {"path": checkpoint("bert")} | wrong
+    (name,) = wrong
+    with pytest.raises(weightload.UsageError, match=name):
+        on_fake(AutoModel, **arguments)
+
+
+def test_names_that_the_caller_exchanged_are_no_fault(checkpoint: Callable[[str], Path]) -> None:
+    """With a `key_mapping` of the caller's, a weight of a tensor's name may be another's."""
+    folder = checkpoint("llama")
+    mapping = {"gate_proj": "held", "up_proj": "gate_proj", "held": "up_proj"}
+    expected = AutoModelForCausalLM.from_pretrained(folder, key_mapping=mapping)
+    assert differences(on_fake(AutoModelForCausalLM, folder, key_mapping=mapping), expected) == []
+
+
+def test_an_adapter_by_itself_falls_back(tmp_path: Path) -> None:
+    """Without a config or weights of a model beside it, from_pretrained is asked as well."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.warns(weightload.FallbackWarning, match="adapter"), pytest.raises(ValueError):  # noqa: PT011 - transformers' own, of whatever sentence
+        on_fake(AutoModelForCausalLM, tmp_path)
+
+
+def test_a_model_loaded_in_inference_mode_can_be_trained(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    """Its weights are ordinary tensors, as from_pretrained's are there."""
+    folder = checkpoint("llama")
+    with torch.inference_mode():
+        expected = AutoModelForCausalLM.from_pretrained(folder)
+        model = on_fake(AutoModelForCausalLM, folder)
+    assert [each.is_inference() for each in model.parameters()] == [
+        each.is_inference() for each in expected.parameters()
+    ]
+
+
+def test_tokens_are_as_many_as_asked_for(checkpoint: Callable[[str], Path]) -> None:
+    """None of the prompt's among them; a generation config that ends them is named."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("llama"))
+    expected = weightload.greedy_tokens(model, [5, 9], 4)
+    model.generation_config.return_dict_in_generate = True
+    assert weightload.greedy_tokens(model, [5, 9], 4) == expected
+    model.generation_config.max_time = 0.0
+    with pytest.raises(weightload.UsageError, match=r"1 of 4 tokens were served.*max_time"):
+        weightload.greedy_tokens(model, [5, 9], 4)
+
+
 def test_bad_arguments_are_one_sentence(checkpoint: Callable[[str], Path]) -> None:
     """A class, a path, a list and a route that are none."""
     folder = checkpoint("bert")
@@ -478,6 +573,10 @@ def test_a_repository_is_found_in_the_cache_offline(
     assert model.generation_config.to_dict() == expected.generation_config.to_dict()
     with pytest.raises(weightload.UsageError, match="org/other is not in the hub's cache"):
         on_fake(AutoModelForCausalLM, "org/other", **keywords)
+    snapshot = cache / "models--org--tiny" / "snapshots" / ("c0ffee" + 34 * "0")
+    (snapshot / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(weightload.CheckpointError, match="is not a readable index"):
+        on_fake(AutoModelForCausalLM, "org/tiny", **keywords)
 
 
 def test_a_subfolder_is_found(checkpoint: Callable[[str], Path]) -> None:
@@ -706,6 +805,42 @@ def test_what_is_no_plain_bytes_is_moved_by_the_module_and_reported() -> None:
     report = moved(model).weightload_report
     assert torch.equal(model.sparse.to_dense(), torch.eye(4))
     assert report.load.route_bytes == {"host": 4 * 4 * 4 + 4 * 4}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"threads": -1}, {"threads": "2"}, {"progress": 3}, {"system": 4}], ids=str
+)
+def test_a_move_looks_at_its_arguments(wrong: dict[str, Any]) -> None:
+    """Each slip is one sentence that names it, and the module is as it was."""
+    model = torch.nn.Linear(3, 3)
+    before = model.weight.clone()
+    (name,) = wrong
+    with FakeCuda() as fake, pytest.raises(weightload.UsageError, match=name):
+        weightload.move_model(model, driver=fake, **wrong)
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("left_bytes", [0, 8])
+def test_a_module_that_lost_its_data_is_refused(left_bytes: int) -> None:
+    """What sharding has given back is not read, as that would be somebody else's memory."""
+    model = torch.nn.Linear(64, 64)
+    model.weight.untyped_storage().resize_(left_bytes)
+    with pytest.raises(weightload.UsageError, match="weight has lost its data"):
+        moved(model)
+
+
+def test_a_module_that_refuses_to_move_is_as_it_was() -> None:
+    """Models of some backends raise in their own `to`; no weight is elsewhere then."""
+
+    class Stays(torch.nn.Linear):
+        def to(self, *_: Any, **__: Any) -> Any:
+            raise ValueError("it stays")
+
+    model = Stays(3, 3)
+    places = {name: each.data_ptr() for name, each in tensors_of(model).items()}
+    with pytest.raises(ValueError, match="it stays"):
+        moved(model)
+    assert places == {name: each.data_ptr() for name, each in tensors_of(model).items()}
 
 
 def test_a_module_without_tensors_moves() -> None:

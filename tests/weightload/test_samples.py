@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weightload.models.samples import Samples
 
-SIZES = st.one_of(st.integers(0, 600), st.sampled_from((70_001, 3 << 20)))
+SIZES = st.one_of(st.integers(0, 3000), st.sampled_from((70_001, 3 << 20)))
+WIDE = (torch.float32, torch.float64, torch.int64, torch.complex64)
 
 
 @given(sizes=st.lists(SIZES, min_size=1, max_size=6), data=st.data())
@@ -29,9 +31,31 @@ def test_a_tensor_written_again_is_named_and_no_other(
     assert samples.changed() == ([written] if tensors[written].numel() else [])
 
 
+@given(size=st.integers(1, 70_000), data=st.data())
+def test_a_stretch_written_again_is_seen(size: int, data: st.DataObject) -> None:
+    """A 63rd of a tensor, and a few bytes more, cannot lie between two pieces or after all."""
+    tensor = torch.zeros(size, dtype=torch.uint8)
+    samples = Samples({"it": tensor})
+    stretch = min(size, size // 63 + 48)
+    start = data.draw(st.integers(0, size - stretch))
+    tensor[start : start + stretch] = 1
+    assert samples.changed() == ["it"]
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+@pytest.mark.parametrize("elements", [1, 64, 128, 4096, 100_003])
+def test_every_part_of_an_element_counts(dtype: torch.dtype, elements: int) -> None:
+    """Bytes that only one half of each element has are among the samples."""
+    tensor = torch.zeros(elements, dtype=dtype)
+    for byte in range(tensor.element_size()):
+        samples = Samples({"it": tensor})
+        tensor.view(torch.uint8)[byte :: tensor.element_size()] += 1
+        assert samples.changed() == ["it"]
+
+
 def test_pieces_lie_all_over_a_large_tensor() -> None:
     """A row in its middle that is written again is seen, as one of padding would be."""
-    weight = torch.ones(1000, 8192, dtype=torch.bfloat16)
+    weight = torch.ones(1000, 16_384, dtype=torch.bfloat16)
     samples = Samples({"embedding": weight})
     weight[501].zero_()
     assert samples.changed() == ["embedding"]

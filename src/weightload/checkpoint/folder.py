@@ -149,7 +149,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     present = sorted(entry.name for entry in location.glob("*.safetensors"))
     index = _find_index(location)
     if index is not None:
-        weight_map = _read_index(location / index)
+        weight_map = read_index(location / index)
         names = sorted(set(weight_map.values()))
         _check_present(location, names, f"{index} names")
         strays = tuple(name for name in present if name not in weight_map.values())
@@ -184,7 +184,18 @@ def _find_index(folder: Path) -> str | None:
     return found[0]
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """Which shard holds which tensor.
+
+    Args:
+        path: of the index.
+
+    Returns:
+        File names by tensor names.
+
+    Raises:
+        HeaderError: it is no index.
+    """
     try:
         content = parse_strict_json(path.read_bytes())
     except HeaderError as error:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weightload.device.driver import Driver
 
-PIECE_BYTES = 4
-
 
 class StridedCopies:
     """Copies from device memory to device memory, queued on one stream."""
@@ -30,7 +28,6 @@ class StridedCopies:
         # Filled in again for every copy: the driver has read it when the call returns.
         self._shape: Any = driver.cu.CUDA_MEMCPY2D()
         self._shape.srcMemoryType = self._shape.dstMemoryType = kind
-        self._shape.dstPitch = PIECE_BYTES
 
     def queue(self, source: int, step_bytes: int, target: int, count: int, width: int) -> None:
         """Queue a copy of the first bytes of every step.
@@ -38,15 +35,15 @@ class StridedCopies:
         Args:
             source: device address of the first byte to take.
             step_bytes: from one piece that is taken to the next.
-            target: device address of the first piece; they are written `PIECE_BYTES` apart.
+            target: device address of the first piece; they are written side by side.
             count: pieces to take, one or more.
-            width: bytes of each, at most `PIECE_BYTES` and `step_bytes`.
+            width: bytes of each, at most `step_bytes`.
 
         Raises:
             DriverError: it could not be queued.
         """
         shape = self._shape
         shape.srcDevice, shape.srcPitch = source, step_bytes
-        shape.dstDevice, shape.Height = target, count
-        shape.WidthInBytes = width
+        shape.dstDevice, shape.dstPitch = target, width
+        shape.WidthInBytes, shape.Height = width, count
         self._call("cuMemcpy2DAsync", shape, self._stream)

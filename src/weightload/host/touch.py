@@ -20,7 +20,7 @@ def touch_tensor_cpu_pages(tensor: torch.Tensor, stride_bytes: int = PAGE_BYTES)
     """Read one byte of every page that a tensor's elements span; nothing is changed.
 
     Args:
-        tensor: of any layout; one that is empty or not on the CPU is left alone.
+        tensor: strided; one that is empty or not on the CPU is left alone.
         stride_bytes: distance of the bytes read.
 
     Returns:
@@ -28,7 +28,7 @@ def touch_tensor_cpu_pages(tensor: torch.Tensor, stride_bytes: int = PAGE_BYTES)
     """
     if tensor.device.type != "cpu" or not tensor.numel():
         return 0
-    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage())
     first, end = spanned_bytes(tensor)
     whole[first:end][::stride_bytes].sum()
     return tensor.numel() * tensor.element_size()

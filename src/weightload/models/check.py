@@ -72,13 +72,16 @@ def _refuse(names: Sequence[str], what: str) -> None:
         )
 
 
-def check_weights(model: torch.nn.Module, weights: LazyWeights, allow: Sequence[str]) -> None:
+def check_weights(
+    model: torch.nn.Module, weights: LazyWeights, allow: Sequence[str], *, renamed: bool
+) -> None:
     """Check that no uploaded tensor was written, or stands for another one.
 
     Args:
         model: the model that was made of the tensors.
         weights: the tensors by their names in the checkpoint, as they were handed over.
         allow: names or shell patterns of weights that may differ.
+        renamed: whether the caller gave names another meaning, so that equal ones say nothing.
 
     Raises:
         ModelError: one was, or does.
@@ -87,7 +90,7 @@ def check_weights(model: torch.nn.Module, weights: LazyWeights, allow: Sequence[
         _others(weights.samples.changed(), allow),
         "{names} were written again after they were loaded",
     )
-    placed = model.state_dict()
+    placed = {} if renamed else model.state_dict()
     different = [
         name
         for name, tensor in weights.items()

@@ -55,15 +55,23 @@ def why_not_keywords(keywords: Mapping[str, Any]) -> str:
     return ""
 
 
-def why_not_config(config: Any, folder: Path) -> str:  # noqa: ANN401 - transformers has no types
+def why_not_folder(folder: Path) -> str:
+    """Why these files keep a load off the fast route; empty if nothing does.
+
+    Args:
+        folder: the model's.
+    """
+    if (folder / "adapter_config.json").is_file():
+        return "adapter_config.json: an adapter is loaded by its own code"
+    return ""
+
+
+def why_not_config(config: Any) -> str:  # noqa: ANN401 - transformers has no types
     """Why this model keeps a load off the fast route; empty if nothing does.
 
     Args:
         config: the model's.
-        folder: its files.
     """
-    if (folder / "adapter_config.json").is_file():
-        return "adapter_config.json: an adapter is loaded by its own code"
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None:
         method = (

@@ -8,6 +8,7 @@ is an error unless it is allowed by name.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedConfig
 
+from weightload.arguments import KINDS, check_counts, check_kinds
 from weightload.device.profile import device_profile, parse_ordinal
 from weightload.errors import FallbackWarning, UsageError
 from weightload.load import load
@@ -24,6 +26,7 @@ from weightload.models.fallback import (
     why_not_class,
     why_not_config,
     why_not_device_map,
+    why_not_folder,
     why_not_keywords,
 )
 from weightload.models.families import read_ahead_layers
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from weightload.host.system import System
+
+
+# from_pretrained changes torch's and transformers' own settings while it builds a model (the
+# default dtype, what initialises, what is tied), for the whole process and not for a thread.
+_BUILDING = threading.RLock()
 
 
 def load_model(  # noqa: PLR0913 - independent keywords, each with a default
@@ -57,6 +65,9 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
 ) -> Any:  # noqa: ANN401 - see above
     """Load a model of transformers onto a device.
 
+    Calls in several threads build their models one after the other. from_pretrained of the
+    caller's own, beside it in another thread, disturbs both: it sets the process's dtype.
+
     Args:
         model_class: an Auto class such as `AutoModelForCausalLM`, or a model class. One of your
             own does not know the model's name yet while its `__init__` runs.
@@ -65,7 +76,8 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
         dtype: `auto` keeps the checkpoint's; otherwise as from_pretrained's.
         route: as for `weightload.load`.
         allow: names or shell patterns of weights that may be missing, unexpected,
-            mismatched or changed. Everything else that is, is an error.
+            mismatched or changed. Everything else that is, is an error; except what the class
+            itself lists as missing or unexpected without harm.
         read_ahead: layers to read ahead; None takes the family's own number, which is 0
             until that family has a receipt from a GB10.
         progress: as for `weightload.load`.
@@ -87,7 +99,8 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
 
     Raises:
         WeightloadError: as for `weightload.load`.
-        ModelError: weights are missing, unexpected, random or not the checkpoint's.
+        ModelError: weights are missing, unexpected, random or not the checkpoint's. What is
+            written again after it was fused with others, or renamed and cast, is not seen.
         CheckpointError: the weights are not safetensors.
         UsageError: an argument is not one that this function takes.
     """
@@ -95,6 +108,11 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
     check_route(route)
     if isinstance(allow, str):
         raise UsageError(f"allow= takes a list of names or patterns; write [{allow!r}].")
+    check_counts(threads=(threads, 1))
+    check_kinds(path=path, allow=allow, progress=progress, system=system)
+    for pattern in allow:
+        if not isinstance(pattern, str):
+            raise UsageError(f"allow has {pattern!r} in it, and has to be {KINDS['allow'][1]}.")
     keywords = dict(from_pretrained_keywords)
     if keywords.pop("use_safetensors", True) is False:
         raise UsageError("load_model reads safetensors only; use from_pretrained for pickles.")
@@ -111,7 +129,8 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
     call = _Call(
         model_class,
         device,
-        dtype if legacy_dtype is None else legacy_dtype,
+        # Of both, from_pretrained takes `dtype`; here it is `auto` when it is not given.
+        legacy_dtype if _as_stored(dtype) and legacy_dtype is not None else dtype,
         tuple(allow),
         read_ahead,
         options,
@@ -149,12 +168,17 @@ class _Call:
             if not report.reason:
                 with report.phase("config"):
                     source = locate(path, hub)
+                    # An adapter may stand by itself, without a config or weights of a model.
+                    report.reason = why_not_folder(source.folder)
+            if not report.reason:
+                with report.phase("config"):
                     files = weights_of(source)
-                    config, rest = read_config(self.model_class, source, own)
+                    config, rest = read_config(self.model_class, source, self._of_config(own))
+                    rest.pop("dtype", None)
                     found = find_class(self.model_class, config, source, own)
                     report.family = str(getattr(config, "model_type", ""))
                     report.reason = (
-                        why_not_config(config, source.folder)
+                        why_not_config(config)
                         or why_not_class(self.model_class)
                         or why_not_class(found)
                     )
@@ -166,6 +190,12 @@ class _Call:
                 model, info = self._fast(found, source, files, config, rest, own)
         model.weightload_report = report
         return (model, info) if wants_info else model
+
+    def _of_config(self, keywords: dict[str, Any]) -> dict[str, Any]:
+        """The keywords that the config sees: an Auto class writes `dtype=None` into it."""
+        written = is_auto(self.model_class) and self.dtype is None
+        given = isinstance(keywords.get("config"), PreTrainedConfig)
+        return keywords | ({"dtype": None} if written and not given else {})
 
     def _take_device_map(self, keywords: dict[str, Any]) -> str:
         """Take one device out of `device_map`; returns why the fast route cannot follow it."""
@@ -209,7 +239,7 @@ class _Call:
         placed = keywords | account
         if placed.get("device_map") is None:
             placed |= self._placement()
-        with report.phase("build"):
+        with report.phase("build"), _BUILDING:
             result = self.model_class.from_pretrained(path, dtype=self.dtype, **placed)
         model, info = result if isinstance(result, tuple) else (result, {})
         if info:
@@ -245,13 +275,13 @@ class _Call:
         generation_config = rest.pop("generation_config", None)
         trust = rest.pop("trust_remote_code", None)
         rest.pop("code_revision", None)
-        with report.phase("build"):
+        with report.phase("build"), _BUILDING:
             weights = LazyWeights(files, lambda: self._upload(files))
             model, info = found.from_pretrained(
                 None,
                 config=config,
                 state_dict=weights,
-                dtype=weights.stored_dtype(config) if self.dtype == "auto" else self.dtype,
+                dtype=weights.stored_dtype(config) if _as_stored(self.dtype) else self.dtype,
                 output_loading_info=True,
                 **placement,
                 # Weights of other shapes are then named, and refused below unless allowed.
@@ -259,7 +289,7 @@ class _Call:
             )
         with report.phase("check"):
             check_complete(info, self.allow, report)
-            check_weights(model, weights, self.allow)
+            check_weights(model, weights, self.allow, renamed=bool(rest.get("key_mapping")))
             count_copies(model, weights, report)
         _name_source(model, source)
         if model.can_generate() and hasattr(model, "adjust_generation_fn"):
@@ -300,6 +330,10 @@ def _split(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The hub's keywords, and the others."""
     hub = {name: keywords[name] for name in HUB_DEFAULTS if name in keywords}
     return hub, {name: keywords[name] for name in keywords if name not in HUB_DEFAULTS}
+
+
+def _as_stored(dtype: Any) -> bool:  # noqa: ANN401 - as from_pretrained's
+    return dtype is None or (isinstance(dtype, str) and dtype == "auto")
 
 
 def _is_ordinal(device: object) -> bool:

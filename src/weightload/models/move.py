@@ -67,7 +67,7 @@ def move_model(
         as the route `host`.
 
     Raises:
-        UsageError: a parameter or buffer has no data, being on the meta device.
+        UsageError: a parameter or buffer has no data, being on the meta device or having lost it.
         WeightloadError: as for `weightload.load`; the module is then as it was.
     """
     report = ModelReport(family=str(getattr(getattr(model, "config", None), "model_type", "")))
@@ -77,6 +77,7 @@ def move_model(
         named = dict(_tensors(model))
         _check_data(named)
         plain = {name: each for name, each in named.items() if _is_plain(each)}
+        _check_storages(plain)
         pieces = _pieces(plain)
         loaded = load_memory(
             [piece.memory for piece in pieces],
@@ -91,10 +92,15 @@ def move_model(
             brought: Mapping[str, torch.Tensor] = (
                 dict(loaded) if driver is None else read_back(driver, where, loaded)
             )
-        _place(pieces, brought)
         _note_others(report.load, named, plain, target)
-        # Empty tensors, those that are no plain bytes, and what modules do on a move.
-        model.to(target)
+        before = _place(pieces, brought)
+        try:
+            # Empty tensors, those that are no plain bytes, and what modules do on a move.
+            model.to(target)
+        except BaseException:
+            for tensor, data in before:
+                tensor.data = data
+            raise
         count_copies(model, brought, report)
     model.weightload_report = report
     return model
@@ -117,6 +123,16 @@ def _check_data(named: Mapping[str, torch.Tensor]) -> None:
             + (f", like {len(without) - 1} more" if len(without) > 1 else "")
             + "; load the weights first."
         )
+
+
+def _check_storages(plain: Mapping[str, torch.Tensor]) -> None:
+    """Check that every tensor's bytes are there: a sharded one's may have been given back."""
+    for name, tensor in plain.items():
+        if spanned_bytes(tensor)[1] > tensor.untyped_storage().nbytes():
+            raise UsageError(
+                f"{name} has lost its data, as a shard that was given back has; gather the "
+                f"weights first."
+            )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -147,8 +163,14 @@ def _pieces(plain: Mapping[str, torch.Tensor]) -> list[_Piece]:
     return pieces
 
 
-def _place(pieces: Sequence[_Piece], brought: Mapping[str, torch.Tensor]) -> None:
-    """Point every tensor at its bytes' new place; nothing here can fail half-way."""
+def _place(
+    pieces: Sequence[_Piece], brought: Mapping[str, torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Point every tensor at its bytes' new place; nothing here can fail half-way.
+
+    Returns:
+        Each tensor, and what it was before.
+    """
     placed = []
     for piece in pieces:
         raw = brought[piece.memory.name]
@@ -162,8 +184,10 @@ def _place(pieces: Sequence[_Piece], brought: Mapping[str, torch.Tensor]) -> Non
                 tensor.stride(),
             )
             placed.append((tensor, view))
+    before = [(tensor, tensor.data) for tensor, _ in placed]
     for tensor, view in placed:
         tensor.data = view
+    return before
 
 
 def _note_others(

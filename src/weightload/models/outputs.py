@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from weightload.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -36,6 +38,9 @@ def greedy_tokens(
 
     Returns:
         `count` token ids.
+
+    Raises:
+        UsageError: the model's generation config ended them early, as `max_time` does.
     """
     prompt = torch.tensor([list(prompt_ids)], device=model.device)
     with torch.inference_mode(), sdpa_kernel(_REPRODUCIBLE):
@@ -46,8 +51,16 @@ def greedy_tokens(
             num_beams=1,
             min_new_tokens=count,
             max_new_tokens=count,
+            return_dict_in_generate=False,
         )
-    tokens: list[int] = served[0, -count:].tolist()
+    # An encoder's prompt is not among what is served; a decoder begins with one token there.
+    given = 1 if model.config.is_encoder_decoder else len(prompt_ids)
+    tokens: list[int] = served[0, given:].tolist()
+    if len(tokens) != count:
+        raise UsageError(
+            f"{len(tokens)} of {count} tokens were served; the model's generation_config ends "
+            f"them, by max_time for example: set that to None."
+        )
     return tokens
 
 

@@ -13,13 +13,16 @@ import torch
 
 from weightload.device.driver import real_driver
 from weightload.device.profile import Device
-from weightload.device.strided import PIECE_BYTES, StridedCopies
+from weightload.device.strided import StridedCopies
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Every tensor has as many pieces, or as many as it is long.
+# Wide enough for a whole element of any dtype, wherever it begins.
+_PIECE_BYTES = 16
+# Tensors up to this length are taken whole, and longer ones have at least as many pieces.
 _PIECES_MIN = 64
+_WHOLE_BYTES = _PIECES_MIN * _PIECE_BYTES
 # Large ones have a piece for every so many bytes: the copy engine takes 5 ns for each.
 _STEP_BYTES = 16 << 10
 # Of more weights than 8 GiB the pieces are taken further apart instead of growing in number.
@@ -27,12 +30,18 @@ _PIECES_MAX = 512 << 10
 
 
 class _Part(NamedTuple):
-    """Pieces of one tensor, `step` bytes apart, of `width` bytes each."""
+    """Pieces of one tensor, `step` bytes apart, of `width` bytes each; brought to `place`."""
 
     raw: torch.Tensor
     pieces: int
     step: int
     width: int
+    place: int
+
+    @property
+    def end(self) -> int:
+        """One after its last byte among the samples."""
+        return self.place + self.pieces * self.width
 
 
 class Samples:
@@ -49,9 +58,12 @@ class Samples:
         """
         total = sum(tensor.nbytes for tensor in tensors.values())
         step = _STEP_BYTES * max(1, -(-total // (_PIECES_MAX * _STEP_BYTES)))
-        self._parts = {
-            name: _part(tensor, step) for name, tensor in tensors.items() if tensor.nbytes
-        }
+        self._parts: dict[str, _Part] = {}
+        place = 0
+        for name, tensor in tensors.items():
+            if tensor.nbytes:
+                self._parts[name] = _part(tensor, step, place)
+                place = _rounded(self._parts[name].end)
         self._before = _taken(list(self._parts.values()))
 
     def changed(self) -> list[str]:
@@ -60,39 +72,47 @@ class Samples:
         Raises:
             DriverError: the device failed.
         """
-        parts = list(self._parts.values())
-        differ = torch.split(_taken(parts) != self._before, [part.pieces for part in parts])
-        return [name for name, own in zip(self._parts, differ, strict=True) if own.any()]
+        now = _taken(list(self._parts.values()))
+        if torch.equal(now, self._before):
+            return []
+        return [
+            name
+            for name, part in self._parts.items()
+            if not torch.equal(now[part.place : part.end], self._before[part.place : part.end])
+        ]
 
 
-def _part(tensor: torch.Tensor, step_bytes: int) -> _Part:
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _PIECE_BYTES) * _PIECE_BYTES
+
+
+def _part(tensor: torch.Tensor, step_bytes: int, place: int) -> _Part:
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    first = tensor.storage_offset() * tensor.element_size()
-    raw.set_(tensor.untyped_storage(), first, (tensor.nbytes,), (1,))
-    whole = max(1, tensor.nbytes // PIECE_BYTES)
-    pieces = min(whole, max(_PIECES_MIN, tensor.nbytes // step_bytes))
-    step = whole // pieces * PIECE_BYTES
-    return _Part(raw, pieces, step, min(PIECE_BYTES, tensor.nbytes))
+    first, nbytes = tensor.storage_offset() * tensor.element_size(), tensor.nbytes
+    raw.set_(tensor.untyped_storage(), first, (nbytes,), (1,))
+    if nbytes <= _WHOLE_BYTES:
+        return _Part(raw, 1, _rounded(nbytes), nbytes, place)
+    wanted = max(_PIECES_MIN, nbytes // step_bytes)
+    # Rounded up, so that what is left after the last piece is no longer than between two.
+    step = _rounded(-(-(nbytes - _PIECE_BYTES) // (wanted - 1)))
+    pieces = 1 + (nbytes - _PIECE_BYTES) // step
+    return _Part(raw, pieces, step, _PIECE_BYTES, place)
 
 
 def _taken(parts: list[_Part]) -> torch.Tensor:
-    """The pieces one after the other, on the CPU; in the order of torch's current stream.
-
-    Returns:
-        One number for each piece; a piece of a tensor that is shorter than that ends in zeros.
-    """
+    """The bytes of all pieces, on the CPU; in the order of torch's current stream."""
     device = parts[0].raw.device if parts else torch.device("cpu")
-    counts = [part.pieces for part in parts]
-    gathered = torch.empty(sum(counts), dtype=torch.int32, device=device)
+    length = _rounded(parts[-1].end) if parts else 0
+    gathered = torch.empty(length, dtype=torch.uint8, device=device)
     if device.type == "cuda":
         _queue_copies(parts, gathered)
     taken = gathered.cpu()
-    places = torch.split(taken.view(torch.uint8).view(-1, PIECE_BYTES), counts)
-    for (raw, pieces, step, width), place in zip(parts, places, strict=True):
+    for part in parts:
         if device.type != "cuda":
-            place[:, :width] = raw.as_strided((pieces, width), (step, 1))
-        if width < PIECE_BYTES:
-            place[:, width:] = 0
+            rows = part.raw.as_strided((part.pieces, part.width), (part.step, 1))
+            taken[part.place : part.end].view(part.pieces, part.width).copy_(rows)
+        # Between parts there is whatever was in that memory before.
+        taken[part.end : _rounded(part.end)] = 0
     return taken
 
 
@@ -103,8 +123,7 @@ def _queue_copies(parts: list[_Part], gathered: torch.Tensor) -> None:
         # A thread that has not used the device has no context, whatever torch says is current.
         with gpu.current():
             copies, target = StridedCopies(gpu.driver, stream), gathered.data_ptr()
-            for raw, pieces, step, width in parts:
-                copies.queue(raw.data_ptr(), step, target, pieces, width)
-                target += pieces * PIECE_BYTES
+            for raw, pieces, step, width, place in parts:
+                copies.queue(raw.data_ptr(), step, target + place, pieces, width)
     finally:
         gpu.close()

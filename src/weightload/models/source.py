@@ -7,11 +7,10 @@ honours its own offline switch. Everything after comes from one commit.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightload.checkpoint.folder import INDEX_NAME, SINGLE_NAME
+from weightload.checkpoint.folder import INDEX_NAME, SINGLE_NAME, read_index
 from weightload.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def locate(name: str | os.PathLike[str], hub: dict[str, Any]) -> Source:
     index = folder / INDEX_NAME
     shards = [SINGLE_NAME]
     if index.is_file():
-        shards += sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        shards += sorted(set(read_index(index).values()))
     _fetch(str(name), hub, [f"{_within(subfolder)}{each}" for each in shards])
     return Source(name, folder, hub)
 

@@ -65,7 +65,8 @@ class LazyWeights(Mapping[str, torch.Tensor]):
         index = self._files / INDEX_NAME
         if getattr(config, "dtype", None) is not None or not index.is_file():
             return "auto"
-        return json.loads(index.read_bytes()).get("metadata", {}).get("dtype") or "auto"
+        metadata = json.loads(index.read_bytes()).get("metadata")
+        return metadata.get("dtype") or "auto" if isinstance(metadata, dict) else "auto"
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors()[name]
@@ -121,7 +122,8 @@ def read_back(
     """
     gpu = Device(Driver(driver), parse_ordinal(device))
     try:
-        with gpu.current():
+        # A tensor made in inference mode could never be trained, whoever loaded it.
+        with gpu.current(), torch.inference_mode(mode=False):
             return {name: _read_back(gpu, tensor) for name, tensor in tensors.items()}
     finally:
         gpu.close()
