@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from huggingface_hub.errors import RevisionNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -577,6 +578,17 @@ def test_a_repository_is_found_in_the_cache_offline(
     (snapshot / "model.safetensors.index.json").write_text("{")
     with pytest.raises(weightload.CheckpointError, match="is not a readable index"):
         on_fake(AutoModelForCausalLM, "org/tiny", **keywords)
+
+
+def test_a_revision_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's answer is one sentence with what to do."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RevisionNotFoundError.__new__(RevisionNotFoundError)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(weightload.UsageError, match="org/tiny has no revision 'v9'; give"):
+        on_fake(AutoModel, "org/tiny", revision="v9")
 
 
 def test_a_subfolder_is_found(checkpoint: Callable[[str], Path]) -> None:

@@ -111,8 +111,9 @@ def _taken(parts: list[_Part]) -> torch.Tensor:
         if device.type != "cuda":
             rows = part.raw.as_strided((part.pieces, part.width), (part.step, 1))
             taken[part.place : part.end].view(part.pieces, part.width).copy_(rows)
-        # Between parts there is whatever was in that memory before.
-        taken[part.end : _rounded(part.end)] = 0
+        if part.width % _PIECE_BYTES:
+            # Up to the next part there is whatever was in that memory before.
+            taken[part.end : _rounded(part.end)] = 0
     return taken
 
 

@@ -82,6 +82,7 @@ def _fetch(repository: str, hub: dict[str, Any], patterns: list[str]) -> Path:
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     passed = {
@@ -95,6 +96,11 @@ def _fetch(repository: str, hub: dict[str, Any], patterns: list[str]) -> Path:
         raise UsageError(
             f"{repository} is neither a folder here nor a repository of the hub that you may "
             f"read; check the name, or give a token."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise UsageError(
+            f"{repository} has no revision {hub['revision']!r}; give a branch, a tag or a commit "
+            f"that it has."
         ) from error
     except LocalEntryNotFoundError as error:
         raise UsageError(
