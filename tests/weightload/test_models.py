@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    BartConfig,
+    BartForConditionalGeneration,
     BertForMaskedLM,
     BertModel,
     FunnelBaseModel,
@@ -525,6 +527,28 @@ def test_tokens_are_as_many_as_asked_for(checkpoint: Callable[[str], Path]) -> N
         weightload.greedy_tokens(model, [5, 9], 4)
 
 
+def test_the_last_token_is_the_model_s_own() -> None:
+    """A config that forces it, as BART's does, would hide what the weights say."""
+    config = BartConfig(
+        vocab_size=96,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(3)
+    model: Any = BartForConditionalGeneration(config)
+    model.eval()
+    assert model.generation_config.forced_eos_token_id == 2
+    served = weightload.greedy_tokens(model, [5, 9, 31], 4)
+    assert served[:2] == weightload.greedy_tokens(model, [5, 9, 31], 2)
+    assert 2 not in served
+
+
 def test_bad_arguments_are_one_sentence(checkpoint: Callable[[str], Path]) -> None:
     """A class, a path, a list and a route that are none."""
     folder = checkpoint("bert")
@@ -853,6 +877,47 @@ def test_a_module_that_refuses_to_move_is_as_it_was() -> None:
     with pytest.raises(ValueError, match="it stays"):
         moved(model)
     assert places == {name: each.data_ptr() for name, each in tensors_of(model).items()}
+
+
+class _Extra(torch.nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"a": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state
+
+
+def test_what_is_no_tensor_or_not_shaped_yet_does_not_stop_a_move() -> None:
+    """State of a module's own and lazy parameters are left to the module."""
+    model = moved(torch.nn.Sequential(_Extra(2, 2), torch.nn.LazyLinear(3)))
+    assert model.weightload_report.zero_copy == 2
+
+
+def test_what_fails_after_the_move_leaves_the_model_as_it_was() -> None:
+    """Buffers that the module's own `to` replaced are its old ones again, and so are weights."""
+    model: Any = _Parts()
+    places = {name: each.data_ptr() for name, each in tensors_of(model).items()}
+    sparse = torch.eye(4).to_sparse()
+    model.register_buffer("sparse", sparse)
+    replaced = model.to
+
+    def fails(*given: Any, **more: Any) -> None:
+        replaced(*given, **more)
+        model.sparse = model.sparse.clone()
+        raise KeyboardInterrupt
+
+    model.to = fails
+    with pytest.raises(KeyboardInterrupt):
+        moved(model)
+    assert model.sparse is sparse
+    assert places == {name: tensors_of(model)[name].data_ptr() for name in places}
+
+
+@pytest.mark.parametrize("wrong", [None, "x", torch.nn.Linear], ids=str)
+def test_what_is_no_module_is_not_moved(wrong: Any) -> None:
+    """It is one sentence that shows what was given."""
+    with pytest.raises(weightload.UsageError, match="is no module of torch"):
+        moved(wrong)
 
 
 def test_a_module_without_tensors_moves() -> None:

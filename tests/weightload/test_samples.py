@@ -61,6 +61,15 @@ def test_pieces_lie_all_over_a_large_tensor() -> None:
     assert samples.changed() == ["embedding"]
 
 
+@pytest.mark.parametrize("columns", [20, 100, 164, 410, 1024, 4096])
+def test_pieces_lie_in_every_part_of_a_row(columns: int) -> None:
+    """Rows of a usual length are not met at the same few columns all the way down."""
+    weight = torch.zeros((96 << 20) // (4 * columns), columns)
+    samples = Samples({"it": weight})
+    weight[:, columns // 2 : columns // 2 + 4] = 1
+    assert samples.changed() == ["it"]
+
+
 def test_no_tensors_have_no_samples() -> None:
     """Nothing to look at has not changed."""
     assert Samples({}).changed() == []

@@ -146,6 +146,8 @@ class Server:
         if model.can_generate():
             # Read from the folder by one way of building and not by the other.
             model.generation_config = GenerationConfig.from_model_config(model.config)
+            # Some have the last token be this, whatever the weights.
+            model.generation_config.forced_eos_token_id = None
         return model
 
     def _answer(self, model: Any, asked_tokens: int) -> Answer:  # noqa: ANN401 -- see above

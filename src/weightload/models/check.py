@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from weightload.errors import ModelError
 
@@ -127,6 +128,9 @@ def count_copies(
     starts = [start for start, _ in places]
     seen: set[tuple[int, int]] = set()
     for weight in model.state_dict().values():
+        # A module may keep other things there, and weights that are yet to be shaped.
+        if not isinstance(weight, torch.Tensor) or is_lazy(weight):
+            continue
         if weight.layout != torch.strided:
             continue
         place = weight.data_ptr(), weight.nbytes

@@ -8,9 +8,11 @@ does what an optimiser refers to.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from weightload.device.profile import parse_ordinal
 from weightload.errors import UsageError
@@ -21,7 +23,7 @@ from weightload.models.report import ModelReport
 from weightload.models.weights import read_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from weightload.host.system import System
     from weightload.report import LoadReport
@@ -67,9 +69,11 @@ def move_model(
         as the route `host`.
 
     Raises:
-        UsageError: a parameter or buffer has no data, being on the meta device or having lost it.
+        UsageError: this is no module, or a parameter or buffer has no data, being on the meta
+            device or having lost it.
         WeightloadError: as for `weightload.load`; the module is then as it was.
     """
+    _check_module(model)
     report = ModelReport(family=str(getattr(getattr(model, "config", None), "model_type", "")))
     where = f"cuda:{parse_ordinal(str(device))}"
     target = torch.device("cpu" if driver is not None else where)
@@ -93,26 +97,44 @@ def move_model(
                 dict(loaded) if driver is None else read_back(driver, where, loaded)
             )
         _note_others(report.load, named, plain, target)
-        before = _place(pieces, brought)
-        try:
+        with _as_it_was(model, named.values()):
+            _place(pieces, brought)
             # Empty tensors, those that are no plain bytes, and what modules do on a move.
             model.to(target)
-        except BaseException:
-            for tensor, data in before:
-                tensor.data = data
-            raise
-        count_copies(model, brought, report)
-    model.weightload_report = report
+            count_copies(model, brought, report)
+            model.weightload_report = report
     return model
 
 
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{model!r} is no module of torch; give a model.")
+
+
+@contextmanager
+def _as_it_was(model: Any, tensors: Iterable[torch.Tensor]) -> Iterator[None]:  # noqa: ANN401 - as move_model's
+    """Give a module back its own tensors if the body fails."""
+    data = [(tensor, tensor.data) for tensor in tensors]
+    buffers = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
+    try:
+        yield
+    except BaseException:
+        for tensor, before in data:
+            tensor.data = before
+        for module, own in buffers:
+            for name, buffer in own.items():
+                setattr(module, name, buffer)
+        raise
+
+
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter, gradient and buffer, once each."""
-    for name, parameter in model.named_parameters():
+    """Every parameter, gradient and buffer that has a shape yet, once each."""
+    shaped = ((name, each) for name, each in model.named_parameters() if not is_lazy(each))
+    for name, parameter in shaped:
         yield name, parameter
         if parameter.grad is not None:
             yield f"{name}.grad", parameter.grad
-    yield from model.named_buffers()
+    yield from ((name, each) for name, each in model.named_buffers() if not is_lazy(each))
 
 
 def _check_data(named: Mapping[str, torch.Tensor]) -> None:
@@ -163,14 +185,8 @@ def _pieces(plain: Mapping[str, torch.Tensor]) -> list[_Piece]:
     return pieces
 
 
-def _place(
-    pieces: Sequence[_Piece], brought: Mapping[str, torch.Tensor]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Point every tensor at its bytes' new place; nothing here can fail half-way.
-
-    Returns:
-        Each tensor, and what it was before.
-    """
+def _place(pieces: Sequence[_Piece], brought: Mapping[str, torch.Tensor]) -> None:
+    """Point every tensor at its bytes' new place."""
     placed = []
     for piece in pieces:
         raw = brought[piece.memory.name]
@@ -184,10 +200,8 @@ def _place(
                 tensor.stride(),
             )
             placed.append((tensor, view))
-    before = [(tensor, tensor.data) for tensor, _ in placed]
     for tensor, view in placed:
         tensor.data = view
-    return before
 
 
 def _note_others(

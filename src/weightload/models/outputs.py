@@ -51,12 +51,14 @@ def greedy_tokens(
             num_beams=1,
             min_new_tokens=count,
             max_new_tokens=count,
+            # BART's own config, for one, has the last token be this, whatever the weights.
+            forced_eos_token_id=None,
             return_dict_in_generate=False,
         )
-    # An encoder's prompt is not among what is served; a decoder begins with one token there.
+    # An encoder's prompt is not among what is served; a decoder begins with a token of its own.
     given = 1 if model.config.is_encoder_decoder else len(prompt_ids)
-    tokens: list[int] = served[0, given:].tolist()
-    if len(tokens) != count:
+    tokens: list[int] = served[0, given:][-count:].tolist()
+    if len(tokens) < count:
         raise UsageError(
             f"{len(tokens)} of {count} tokens were served; the model's generation_config ends "
             f"them, by max_time for example: set that to None."

@@ -7,6 +7,7 @@ to see it, and comparing those costs next to nothing beside the upload.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 
 # Wide enough for a whole element of any dtype, wherever it begins.
 _PIECE_BYTES = 16
-# Tensors up to this length are taken whole, and longer ones have at least as many pieces.
+# Tensors as long as so many pieces are taken whole; longer ones have about as many, or more.
 _PIECES_MIN = 64
 _WHOLE_BYTES = _PIECES_MIN * _PIECE_BYTES
 # Large ones have a piece for every so many bytes: the copy engine takes 5 ns for each.
 _STEP_BYTES = 16 << 10
 # Of more weights than 8 GiB the pieces are taken further apart instead of growing in number.
 _PIECES_MAX = 512 << 10
+_LONG_STEP_BYTES = 4 << 10
+_SMALL_PRIMES = math.prod((2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47))
 
 
 class _Part(NamedTuple):
@@ -95,6 +98,9 @@ def _part(tensor: torch.Tensor, step_bytes: int, place: int) -> _Part:
     wanted = max(_PIECES_MIN, nbytes // step_bytes)
     # Rounded up, so that what is left after the last piece is no longer than between two.
     step = _rounded(-(-(nbytes - _PIECE_BYTES) // (wanted - 1)))
+    # No rows of a usual length are met at the same columns all the way down.
+    while step >= _LONG_STEP_BYTES and math.gcd(step // _PIECE_BYTES, _SMALL_PRIMES) > 1:
+        step += _PIECE_BYTES
     pieces = 1 + (nbytes - _PIECE_BYTES) // step
     return _Part(raw, pieces, step, _PIECE_BYTES, place)
 
