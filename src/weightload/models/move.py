@@ -129,12 +129,16 @@ def _as_it_was(model: Any, tensors: Iterable[torch.Tensor]) -> Iterator[None]:  
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter, gradient and buffer that has a shape yet, once each."""
-    shaped = ((name, each) for name, each in model.named_parameters() if not is_lazy(each))
+    shaped = ((name, each) for name, each in model.named_parameters() if _has_shape(each))
     for name, parameter in shaped:
         yield name, parameter
         if parameter.grad is not None:
             yield f"{name}.grad", parameter.grad
-    yield from ((name, each) for name, each in model.named_buffers() if not is_lazy(each))
+    yield from ((name, each) for name, each in model.named_buffers() if _has_shape(each))
+
+
+def _has_shape(tensor: torch.Tensor) -> bool:
+    return not is_lazy(tensor)
 
 
 def _check_data(named: Mapping[str, torch.Tensor]) -> None:
