@@ -11,7 +11,7 @@ from weightload.host.system import System
 from weightload.release import ReleaseQueue
 
 # What the arguments are that are no numbers, as a type and in words.
-KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "checkpoint": ((str, os.PathLike), "the path of a file or a folder"),
     "path": ((str, os.PathLike), "the path of a folder, or a repository's id"),
     "only": ((Collection,), "a list of names or patterns"),
@@ -22,8 +22,9 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "release": ((ReleaseQueue, bool), "True, False, None or a ReleaseQueue"),
     "system": ((System,), "a weightload.System"),
 }
+_PATHS = {"checkpoint", "path"}
 # These are nothing if they are None; the others are then left to whoever takes them.
-_REQUIRED = {"checkpoint", "path", "allow"}
+_REQUIRED = _PATHS | {"allow"}
 
 
 def check_counts(**arguments: tuple[Any, int]) -> None:
@@ -49,12 +50,41 @@ def check_kinds(**arguments: Any) -> None:  # noqa: ANN401 - not checked yet
     """Check what the arguments are that are no numbers.
 
     Args:
-        arguments: by their names in `KINDS`.
+        arguments: by their names in `_KINDS`.
 
     Raises:
         UsageError: one is of another kind.
     """
     for name, value in arguments.items():
-        kinds, words = KINDS[name]
+        kinds, words = _KINDS[name]
         if not isinstance(value, kinds) and (value is not None or name in _REQUIRED):
             raise UsageError(f"{name} is {value!r}, and has to be {words}.")
+        if name in _PATHS and "\0" in str(value):
+            raise UsageError(f"{name} is {value!r}; no path has a zero byte in it.")
+
+
+def check_names(**arguments: Collection[Any] | None) -> None:
+    """Check that what lists names holds nothing else.
+
+    Args:
+        arguments: by their names in `_KINDS`, or None.
+
+    Raises:
+        UsageError: one holds something else.
+    """
+    for name, listed in arguments.items():
+        for each in listed or ():
+            if not isinstance(each, str):
+                raise UsageError(f"{name} has {each!r} in it, and has to be {_KINDS[name][1]}.")
+
+
+def check_tensors(into: Mapping[Any, Any]) -> None:
+    """Check that a mapping's values are tensors.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name, tensor in into.items():
+        # What a torch tensor has as well; torch itself may not be here.
+        if not (callable(getattr(tensor, "data_ptr", None)) and hasattr(tensor, "dtype")):
+            raise UsageError(f"into[{name!r}] is {tensor!r}, and has to be a tensor.")

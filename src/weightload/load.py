@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from weightload.arguments import KINDS, check_counts, check_kinds
+from weightload.arguments import check_counts, check_kinds, check_names, check_tensors
 from weightload.aside import run_aside, torch_stream
 from weightload.device.driver import Driver, real_driver
 from weightload.device.pinned import RING_ALIGNMENT_BYTES
 from weightload.device.profile import parse_ordinal
-from weightload.errors import UsageError
 from weightload.host.system import System
 from weightload.loaded import Loaded
 from weightload.plan import check_slot
@@ -21,7 +19,8 @@ from weightload.run import Run
 from weightload.verify import Verifier, check_algorithm, check_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    import os
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightload.release import ReleaseQueue
 
@@ -114,7 +113,8 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
         release=release,
         system=system,
     )
-    _check_contents(checkpoint, only or (), into or {})
+    check_names(only=only)
+    check_tensors(into or {})
     system = system or System()
     hashing = verify is not None or manifest is not None
     threads = threads or min(max(system.cpu_count(), _THREADS_MIN), _THREADS_MAX)
@@ -148,22 +148,3 @@ def load(  # noqa: PLR0913 - independent keywords, each with a default
             return run.load(checkpoint, only, into)
 
     return run_aside(work, run.stop, Loaded.close)
-
-
-def _check_contents(
-    checkpoint: str | os.PathLike[str], only: Collection[Any], into: Mapping[Any, Any]
-) -> None:
-    """Check what is inside the arguments that hold something.
-
-    Raises:
-        UsageError: it is of another kind.
-    """
-    if "\0" in os.fsdecode(checkpoint):
-        raise UsageError(f"checkpoint is {checkpoint!r}; no path has a zero byte in it.")
-    for name in only:
-        if not isinstance(name, str):
-            raise UsageError(f"only has {name!r} in it, and has to be {KINDS['only'][1]}.")
-    for name, tensor in into.items():
-        # What a torch tensor has as well; torch itself may not be here.
-        if not (callable(getattr(tensor, "data_ptr", None)) and hasattr(tensor, "dtype")):
-            raise UsageError(f"into[{name!r}] is {tensor!r}, and has to be a tensor.")

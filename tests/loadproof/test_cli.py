@@ -576,6 +576,17 @@ def test_an_interruption_in_a_leg_leaves_nothing(
     assert list((project.parent / "scratch").iterdir()) == []
 
 
+def interrupting(project: Path, code: str, argument: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that interrupts itself, where Ctrl-C is not ignored."""
+    return subprocess.run(
+        [*INTERRUPTIBLE, sys.executable, "-P", "-c", code, argument],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def test_an_interruption_of_the_imports_is_quiet(project: Path) -> None:
     """Ctrl-C before the command line is there ends it by that signal, with no traceback."""
     code = (
@@ -588,13 +599,7 @@ def test_an_interruption_of_the_imports_is_quiet(project: Path) -> None:
         "from loadproof.__main__ import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [*INTERRUPTIBLE, sys.executable, "-P", "-c", code, "doctor"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = interrupting(project, code, "doctor")
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -606,13 +611,7 @@ def test_an_interruption_of_the_end_is_too_late(project: Path) -> None:
         "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [*INTERRUPTIBLE, sys.executable, "-P", "-c", code, "--version"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = interrupting(project, code, "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 

@@ -473,6 +473,7 @@ def test_loads_in_several_threads_are_from_pretrained_s(
         {"allow": [1]},
         {"path": None},
         {"path": b"x"},
+        {"path": "a\0b"},
     ],
     ids=str,
 )
@@ -480,8 +481,8 @@ def test_arguments_are_looked_at_before_anything_is_built(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
 ) -> None:
     """Each slip is one sentence that names it, and no model was made for it."""
-    monkeypatch.delattr(BertModel, "__init__")
     arguments: dict[str, Any] = {"path": checkpoint("bert")} | wrong
+    monkeypatch.delattr(BertModel, "__init__")
     (name,) = wrong
     with pytest.raises(weightload.UsageError, match=name):
         on_fake(AutoModel, **arguments)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedConfig
 
-from weightload.arguments import KINDS, check_counts, check_kinds
+from weightload.arguments import check_counts, check_kinds, check_names
 from weightload.device.profile import device_profile, parse_ordinal
 from weightload.errors import FallbackWarning, UsageError
 from weightload.load import load
@@ -110,9 +110,7 @@ def load_model(  # noqa: PLR0913 - independent keywords, each with a default
         raise UsageError(f"allow= takes a list of names or patterns; write [{allow!r}].")
     check_counts(threads=(threads, 1))
     check_kinds(path=path, allow=allow, progress=progress, system=system)
-    for pattern in allow:
-        if not isinstance(pattern, str):
-            raise UsageError(f"allow has {pattern!r} in it, and has to be {KINDS['allow'][1]}.")
+    check_names(allow=allow)
     keywords = dict(from_pretrained_keywords)
     if keywords.pop("use_safetensors", True) is False:
         raise UsageError("load_model reads safetensors only; use from_pretrained for pickles.")
